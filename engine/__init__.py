@@ -1,0 +1,1 @@
+"""The torch implementation of the interface in :mod:`kvsim.memory`."""

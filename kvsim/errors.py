@@ -1,0 +1,33 @@
+"""The errors kvsim raises. Everything a caller can get wrong ends in one of these."""
+
+from __future__ import annotations
+
+
+class KvsimError(Exception):
+    """Base of all errors of this package."""
+
+
+class CacheUsageError(KvsimError):
+    """A call on which llama.cpp asserts, faults or throws, and so ends the process.
+
+    Raised before anything has changed. The message says what was asked, why it cannot be done,
+    what llama.cpp does then, and what to do instead.
+    """
+
+
+class IntegrityError(KvsimError):
+    """An invariant of a memory does not hold: a fault of the implementation, never of the caller."""
+
+
+class StateError(KvsimError):
+    """A saved state cannot be read: damaged, truncated, or made by another memory."""
+
+
+class TraceError(KvsimError):
+    """A trace cannot be read or replayed. Carries where: ``path`` and ``line`` (1-based, 0 = none)."""
+
+    def __init__(self, reason: str, path: str = "", line: int = 0) -> None:
+        self.reason = reason
+        self.path = path
+        self.line = line
+        super().__init__(f"{path}:{line}: {reason}" if path else reason)
