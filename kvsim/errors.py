@@ -31,3 +31,7 @@ class TraceError(KvsimError):
         self.path = path
         self.line = line
         super().__init__(f"{path}:{line}: {reason}" if path else reason)
+
+
+class ModelError(KvsimError):
+    """A model's parameters contradict each other, or a model file cannot be read or is not supported."""
