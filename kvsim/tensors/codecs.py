@@ -1,0 +1,229 @@
+"""Row codecs: float rows to ggml bytes and back, for every type a cache may store.
+
+The quantised types store blocks of 32 values. A block is a scale ``d`` (f16), for the ``_1`` types a
+minimum ``m`` (f16), for the 5-bit types a word with the fifth bits, then the quants; of the 4-bit
+quants, byte j holds value j in its low half and value j+16 in its high half::
+
+    q8_0 d|32      q4_0 d|16      q4_1 d|m|16      q5_0 d|4|16      q5_1 d|m|4|16      iq4_nl d|16
+
+One small numpy implementation serves all types. ``gguf.quants`` has no iq4_nl encoder, and is an optional
+dependency that the caches must not need. Sizes of rows: :mod:`kvsim.models.cache_types`.
+
+Upstream: ``ggml/src/ggml-quants.c: quantize_row_*_ref``, ``dequantize_row_*``.
+Left out: the quantisers' importance matrix (caches never use one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvsim.models.cache_types import cache_type
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+IQ4_NL_CODES = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32
+)
+_IQ4_NL_EDGES = (IQ4_NL_CODES[1:] + IQ4_NL_CODES[:-1]) / 2
+_IQ4_NL_SMALLEST = 1e-15  # a block whose largest magnitude is below this counts as zero
+
+
+def encode(type_name: str, rows: ArrayLike) -> U8:
+    """Encode ``float[..., n]`` as a cache stores it: ``uint8[..., row_bytes(n)]``.
+
+    Values round in float32 arithmetic, scales to f16 last. The quants of an all-zero iq4_nl block are
+    unspecified in llama.cpp; here they are the code nearest to 0.
+    Raises CacheUsageError for an unknown type, or a row that is no whole number of blocks.
+    """
+    x = np.asarray(rows, np.float32)
+    kind = cache_type(type_name)
+    n_bytes = kind.row_bytes(x.shape[-1])
+    blocks = x.reshape(*x.shape[:-1], -1, kind.block)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _ENCODERS[type_name](blocks).reshape(*x.shape[:-1], n_bytes)
+
+
+def decode(type_name: str, raw: U8) -> F32:
+    """Decode ``uint8[..., n_bytes]`` to ``float32[..., n]``.
+
+    Raises CacheUsageError for an unknown type, ValueError for bytes that are no whole number of blocks.
+    """
+    kind = cache_type(type_name)
+    if raw.shape[-1] % kind.n_bytes:
+        raise ValueError(f"{raw.shape[-1]} bytes are no whole number of {type_name} blocks of {kind.n_bytes}")
+    n = raw.shape[-1] // kind.n_bytes * kind.block
+    blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:-1], -1, kind.n_bytes)
+    return _DECODERS[type_name](blocks).reshape(*raw.shape[:-1], n)
+
+
+# -- float types: a block is one value -------------------------------------------------------------
+
+
+def _bytes_of(values: NDArray[np.generic]) -> U8:
+    return np.ascontiguousarray(values).view(np.uint8)
+
+
+def _encode_bf16(x: F32) -> U8:
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16  # to nearest, ties to even
+    quiet_nan = bits >> 16 | 64
+    return _bytes_of(np.where(np.isnan(x), quiet_nan, rounded).astype(np.uint16))
+
+
+def _decode_bf16(raw: U8) -> F32:
+    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+# -- the fields of a quantised block ---------------------------------------------------------------
+
+
+def _half(scale: F32) -> U8:
+    return _bytes_of(scale.astype(np.float16))
+
+
+def _unhalf(raw: U8) -> F32:
+    return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
+
+
+def _inverse(d: F32) -> F32:
+    return np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+
+
+def _nibbles(q: U8) -> U8:
+    low = q & np.uint8(15)
+    return low[..., :16] | low[..., 16:] << np.uint8(4)
+
+
+def _unnibble(raw: U8) -> U8:
+    return np.concatenate([raw & np.uint8(15), raw >> np.uint8(4)], axis=-1)
+
+
+def _fifth_bits(q: U8) -> U8:
+    return np.packbits(q >> np.uint8(4), axis=-1, bitorder="little")
+
+
+def _unfifth(raw: U8) -> U8:
+    return np.unpackbits(raw, axis=-1, bitorder="little") << np.uint8(4)
+
+
+def _largest(x: F32) -> F32:
+    """The value of largest magnitude of each block, with its sign; the first if there are several."""
+    at = np.abs(x).argmax(axis=-1, keepdims=True)
+    largest: F32 = np.take_along_axis(x, at, axis=-1)
+    return largest + np.float32(0)  # an all-zero block has +0, whatever the signs
+
+
+# -- encoders: blocks [..., 32] -> bytes -----------------------------------------------------------
+
+
+def _encode_q8_0(x: F32) -> U8:
+    d = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+    q = np.rint(x * _inverse(d)).astype(np.int8)
+    return np.concatenate([_half(d), q.view(np.uint8)], axis=-1)
+
+
+def _encode_signed(x: F32, bits: int) -> U8:
+    """q4_0 and q5_0: the value of largest magnitude becomes the lowest quant."""
+    middle = 1 << (bits - 1)
+    d = _largest(x) / np.float32(-middle)
+    q = np.minimum(x * _inverse(d) + np.float32(middle + 0.5), 2 * middle - 1).astype(np.uint8)
+    return np.concatenate([_half(d), *([_fifth_bits(q)] if bits == 5 else []), _nibbles(q)], axis=-1)
+
+
+def _encode_affine(x: F32, bits: int) -> U8:
+    """q4_1 and q5_1: quants run from the minimum to the maximum."""
+    top = (1 << bits) - 1
+    low = x.min(axis=-1, keepdims=True)
+    d = (x.max(axis=-1, keepdims=True) - low) / np.float32(top)
+    q = np.minimum((x - low) * _inverse(d) + np.float32(0.5), top).astype(np.uint8)
+    fifth = [_fifth_bits(q)] if bits == 5 else []
+    return np.concatenate([_half(d), _half(low), *fifth, _nibbles(q)], axis=-1)
+
+
+def _nearest_code(x: F32) -> U8:
+    return np.searchsorted(_IQ4_NL_EDGES, x, side="right").astype(np.uint8)
+
+
+def _fused_dot(a: F32, b: F32) -> F32:
+    """Sum of a*b over a block, in order, each product added before it is rounded (fused multiply-add)."""
+    total = np.zeros((*a.shape[:-1], 1), np.float32)
+    exact = a.astype(np.float64) * b
+    for j in range(a.shape[-1]):
+        total = (exact[..., j : j + 1] + total).astype(np.float32)
+    return total
+
+
+def _fit(x: F32, q: U8) -> tuple[F32, F32]:
+    """Sums that fit a scale to codes, weighted by x^2: (sum w q x, sum w q q)."""
+    code = IQ4_NL_CODES[q]
+    weighted = x * x * code
+    return _fused_dot(weighted, x), _fused_dot(weighted, code)
+
+
+def _encode_iq4_nl(x: F32) -> U8:
+    """As a cache writes it: one guess of the scale, and quants that belong to the guess."""
+    largest = _largest(x)
+    zero = np.abs(largest) < _IQ4_NL_SMALLEST
+    q = _nearest_code(x * _inverse(np.where(zero, 0, largest / IQ4_NL_CODES[0]).astype(np.float32)))
+    qx, qq = _fit(x, q)
+    d = np.where(zero, 0, qx * _inverse(qq)).astype(np.float32)
+    return np.concatenate([_half(d), _nibbles(q)], axis=-1)
+
+
+def encode_iq4_nl_for_model_file(rows: ArrayLike) -> U8:
+    """Encode rows as the model-file quantiser does: 16 guesses of the scale, quants from the best.
+
+    The only type for which a cache and a model file hold different bytes. ``float[..., n]`` to
+    ``uint8[..., row_bytes(n)]``; refusals as :func:`encode`. Upstream: ``quantize_iq4_nl``.
+    """
+    x = np.asarray(rows, np.float32)
+    n_bytes = cache_type("iq4_nl").row_bytes(x.shape[-1])
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    largest = _largest(blocks)
+    zero = np.abs(largest) < _IQ4_NL_SMALLEST
+    qx, qq = _fit(blocks, _nearest_code(blocks * _inverse(largest / -IQ4_NL_CODES[0])))
+    d = qx * _inverse(qq)
+    best = d * qx
+    for step in range(-7, 8):
+        inverse = (np.float32(step) + IQ4_NL_CODES[0]) * np.float32(1) / np.where(zero, 1, largest)
+        qx, qq = _fit(blocks, _nearest_code(blocks * inverse))
+        better = (qq > 0) & (qx * qx > best * qq)
+        d = np.where(better, qx * _inverse(qq), d)
+        best = np.where(better, d * qx, best)
+    d = np.where(zero, 0, d).astype(np.float32)
+    q = _nearest_code(blocks * _inverse(d))
+    return np.concatenate([_half(d), _nibbles(q)], axis=-1).reshape(*x.shape[:-1], n_bytes)
+
+
+_ENCODERS: dict[str, Callable[[F32], U8]] = {
+    "f32": _bytes_of,
+    "f16": _half,
+    "bf16": _encode_bf16,
+    "q8_0": _encode_q8_0,
+    "q4_0": lambda x: _encode_signed(x, 4),
+    "q4_1": lambda x: _encode_affine(x, 4),
+    "q5_0": lambda x: _encode_signed(x, 5),
+    "q5_1": lambda x: _encode_affine(x, 5),
+    "iq4_nl": _encode_iq4_nl,
+}
+
+_DECODERS: dict[str, Callable[[U8], F32]] = {
+    "f32": lambda raw: raw.view(np.float32),
+    "f16": _unhalf,
+    "bf16": _decode_bf16,
+    "q8_0": lambda raw: raw[..., 2:].view(np.int8) * _unhalf(raw[..., :2]),
+    "q4_0": lambda raw: (_unnibble(raw[..., 2:]) - np.float32(8)) * _unhalf(raw[..., :2]),
+    "q4_1": lambda raw: _unnibble(raw[..., 4:]) * _unhalf(raw[..., :2]) + _unhalf(raw[..., 2:4]),
+    "q5_0": lambda raw: (_five_bits(raw[..., 2:]) - np.float32(16)) * _unhalf(raw[..., :2]),
+    "q5_1": lambda raw: _five_bits(raw[..., 4:]) * _unhalf(raw[..., :2]) + _unhalf(raw[..., 2:4]),
+    "iq4_nl": lambda raw: IQ4_NL_CODES[_unnibble(raw[..., 2:])] * _unhalf(raw[..., :2]),
+}
+
+
+def _five_bits(raw: U8) -> U8:
+    """Quants of ``fifth bits | nibbles``."""
+    return _unnibble(raw[..., 4:]) | _unfifth(raw[..., :4])
