@@ -1,0 +1,155 @@
+"""One operation of a trace: its name, its arguments, what it returned and what it carries."""
+
+from __future__ import annotations
+
+import binascii
+import reprlib
+from typing import Any
+
+from kvsim.errors import TraceError
+from kvsim.memory import MAX_SEQ
+from kvsim.trace.header import MAX_LAYERS, Header
+from kvsim.trace.kinds import (
+    BOOL,
+    COUNT,
+    INT,
+    INTS,
+    LIST,
+    NULL,
+    RECORD,
+    TEXT,
+    Kind,
+    Table,
+    all_within,
+    check_keys,
+    check_record,
+    integer,
+    one_of,
+    or_null,
+)
+
+ARGS: dict[str, Table] = {
+    "init": {},
+    "decode": {"tokens": or_null(INTS), "pos": INTS, "seq": LIST, "out": LIST},
+    "seq_rm": {"seq": INT, "p0": INT, "p1": INT},
+    "seq_cp": {"src": INT, "dst": INT, "p0": INT, "p1": INT},
+    "seq_keep": {"seq": INT},
+    "seq_add": {"seq": INT, "p0": INT, "p1": INT, "delta": INT},
+    "seq_div": {"seq": INT, "p0": INT, "p1": INT, "d": INT},
+    "clear": {"data": BOOL},
+    "state_seq_get": {"seq": INT, "flags": one_of(0, 1), "slot": COUNT},
+    "state_seq_set": {"seq": INT, "flags": one_of(0, 1), "slot": COUNT},
+    "state_get": {"slot": COUNT},
+    "state_set": {"slot": COUNT},
+    "rows": {"cache": TEXT, "stream": COUNT, "layer": integer(0, MAX_LAYERS - 1), "cells": INTS, "tag": TEXT},
+}
+"""Every operation with its arguments and their kinds."""
+
+OPTIONAL_ARGS: dict[str, Table] = {
+    "decode": {"embd_seed": COUNT, "abort_at_ubatch": COUNT, "note": TEXT},
+    "state_seq_set": {"truncate": COUNT, "xor0": integer(0, 255)},
+}
+
+_RET: dict[str, Kind] = {
+    "decode": one_of(0, 1, 2, -1, -2, -3),
+    "seq_rm": one_of(0, 1),
+    "rows": one_of(0),
+    **dict.fromkeys(("state_seq_get", "state_seq_set", "state_get", "state_set"), integer(0, 2**53)),
+}
+
+EXTRA: dict[str, Table] = {
+    "state_seq_get": {"size": integer(0, 2**53), "sha256": TEXT},
+    "state_get": {"size": integer(0, 2**53), "sha256": TEXT},
+    "rows": {"k": or_null(RECORD), "v": or_null(RECORD)},
+}
+"""What a line carries beside ``args`` and ``ret``."""
+
+_BLOB = Kind("base64 text", lambda v: type(v) is str and v.isascii())
+_ROWS: Table = {"n": COUNT, "f32": _BLOB}
+_OPTIONAL_EXTRA: dict[str, Table] = {"state_seq_get": {"blob": _BLOB}, "state_get": {"blob": _BLOB}}
+
+_LINE: Table = {
+    "i": COUNT,
+    "op": Kind("an operation: " + ", ".join(ARGS), lambda v: type(v) is str and v in ARGS),
+    "args": RECORD,
+    "after": or_null(RECORD),
+}
+
+
+def check_operation(line: Any, header: Header) -> None:
+    """Check a line but for its pictures (``after``, ``ubatches``). Raises TraceError, without a place."""
+    check_record(line, _LINE, "the operation")
+    op, args = line["op"], line["args"]
+    optional, extra = OPTIONAL_ARGS.get(op, {}), EXTRA.get(op, {})
+    check_record(args, ARGS[op], f"{op} args", optional)
+    check_keys(args, {*ARGS[op], *optional}, f"{op} args")
+    optional_extra = _OPTIONAL_EXTRA.get(op, {})
+    check_record(line, {"ret": _RET.get(op, NULL), **extra}, op, optional_extra)
+    decode = {"ubatches"} if op == "decode" else set()
+    check_keys(line, {*_LINE, "ret", *extra, *optional_extra, *decode}, op)
+    if op == "decode":
+        _check_decode(line, header)
+    elif op == "rows":
+        _check_rows(line, header)
+    elif extra:
+        _check_saved_state(line)
+
+
+def _check_decode(line: dict[str, Any], header: Header) -> None:
+    args = line["args"]
+    n = len(args["seq"])
+    sections = header.hparams["n_pos_per_embd"] if args["tokens"] is None else 1
+    for name, wanted in (("tokens", n), ("pos", n * sections), ("out", n)):
+        if args[name] is not None and len(args[name]) != wanted:
+            raise TraceError(
+                f"decode args.{name} has {len(args[name])} entries, must have {wanted} ({n} tokens)"
+            )
+    if not all_within(args["out"], 0, 1):
+        raise TraceError("decode args.out must be a list of 0 and 1")
+    # a batch that llama.cpp refused may well hold wrong ids, one that it took cannot
+    known = (0, header.n_seq_max - 1) if line["ret"] >= 0 else None
+    for i, ids in enumerate(args["seq"]):
+        INTS.check(ids, f"decode args.seq[{i}]")
+        if len(ids) > MAX_SEQ:
+            raise TraceError(f"decode args.seq[{i}] has {len(ids)} sequences, at most {MAX_SEQ} exist")
+        if known and not all_within(ids, *known):
+            raise TraceError(
+                f"decode args.seq[{i}] is {ids}, but the batch was accepted "
+                f"and n_seq_max is {header.n_seq_max}"
+            )
+
+
+def _check_rows(line: dict[str, Any], header: Header) -> None:
+    args = line["args"]
+    cache = header.caches.get(args["cache"])
+    if cache is None:
+        raise TraceError(f"rows args.cache is {args['cache']!r}, the caches are {', '.join(header.caches)}")
+    integer(0, cache["n_stream"] - 1).check(args["stream"], "rows args.stream")
+    integer(0, header.hparams["n_layer_all"] - 1).check(args["layer"], "rows args.layer")
+    if not all_within(args["cells"], 0, cache["size"] - 1):
+        raise TraceError(f"rows args.cells has a cell outside 0..{cache['size'] - 1}")
+    for name in ("k", "v"):
+        if line[name] is not None:
+            check_record(line[name], _ROWS, f"rows.{name}")
+            size = 4 * line[name]["n"] * len(args["cells"])
+            _check_base64(line[name]["f32"], size, f"rows.{name}.f32")
+
+
+def _check_saved_state(line: dict[str, Any]) -> None:
+    op = line["op"]
+    if line["size"] != line["ret"]:
+        raise TraceError(f"{op}.size is {line['size']}, ret is {line['ret']}: both are the bytes written")
+    digest = line["sha256"]
+    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+        raise TraceError(f"{op}.sha256 is {reprlib.repr(digest)}, must be 64 hexadecimal digits")
+    if "blob" in line:
+        _check_base64(line["blob"], line["size"], f"{op}.blob")
+
+
+def _check_base64(text: str, size: int, where: str) -> None:
+    try:
+        found = len(binascii.a2b_base64(text, strict_mode=True))
+    except binascii.Error as error:
+        raise TraceError(f"{where} is not base64: {error}") from None
+    if found != size:
+        raise TraceError(f"{where} holds {found} bytes, must hold {size}")
