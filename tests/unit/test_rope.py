@@ -15,7 +15,7 @@ from kvsim.tensors.rope import Rope, rope
 
 
 def rotated(x: list[float], pos: int, **params: Any) -> list[float]:
-    return np.round(rope(np.array([x]), [pos], Rope(**params))[0], 6).tolist()
+    return np.round(rope(np.array([x], float), [pos], Rope(**params))[0], 6).tolist()
 
 
 def test_norm_turns_neighbours() -> None:
