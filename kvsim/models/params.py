@@ -47,6 +47,8 @@ class RopeType(IntEnum):
 class LayerParams:
     """One block of a model.
 
+    ``is_ffn``: nothing but a feed-forward network, so nothing is kept (Nemotron-H). ``indexer_full``:
+    it has an indexer of its own.
     ``n_embd_head_k`` is the width of a key head as cached (an MLA row: latent and rope part);
     ``n_rot`` its rotated dimensions; ``compress_ratio`` DeepSeek-V4's compression (0 = none);
     ``n_embd_p`` the row width of the n-gram convolution history (0 = none); ``rope_factors`` divides
@@ -56,6 +58,7 @@ class LayerParams:
 
     is_swa: bool = False
     is_recr: bool = False
+    is_ffn: bool = False
     indexer_full: bool = False
     n_head_kv: int = 0
     n_embd_head_k: int = 0
@@ -83,7 +86,8 @@ class ModelParams:
     trunk does not run. ``n_layer_kv_from_start >= 0``: only that many first layers own a cache, later
     ones reuse. ``n_embd_r``/``n_embd_s`` are the recurrent row widths. ``n_embd_head_k_full`` is the
     key head width of non-window layers even where every layer has a window. ``router_layer`` is a
-    block that is cached but takes no part in the K-shift (-1 = none).
+    block that is cached but takes no part in the K-shift (-1 = none). ``is_mla``: K rows alone are
+    stored, V is a part of them; ``has_kv_lora``: the rotated dimensions are the last of a key head.
     """
 
     arch: str
@@ -112,6 +116,7 @@ class ModelParams:
     causal_attn: bool = True
     use_alibi: bool = False
     is_mla: bool = False
+    has_kv_lora: bool = False
     n_embd_head_k_full: int = 0
     indexer_n_head: int = 0
     indexer_head_size: int = 0
@@ -157,9 +162,10 @@ class ModelParams:
         """The model of a recording (format: fixtures/traces/README.md).
 
         The header has no YaRN parameters of the model, only resolved ones: those become the model's.
-        The widths of the n-gram rows and the rope factors stand in ``config.recurrent`` and
-        ``config.rope_layers``. Raises TraceError naming the field that is missing, of the wrong type,
-        out of range or at odds with the others.
+        What the layers keep besides stands in other places: the widths of the n-gram rows in
+        ``config.recurrent``, the rope factors in ``config.rope_layers``, and for Nemotron-H the
+        feed-forward blocks are those that no cache holds. Raises TraceError naming the field that is
+        missing, of the wrong type, out of range or at odds with the others.
         """
         head = Record(header, "header")
         config = head.record("config")
@@ -168,6 +174,8 @@ class ModelParams:
         if not 1 <= len(layers) <= MAX_LAYERS:
             raise hparams.fail("layers", f"has {len(layers)} entries, not 1 to {MAX_LAYERS}")
         layers = _with_rope_factors(_with_ngram_rows(layers, config), config)
+        if head.text("arch").startswith("nemotron_h"):
+            layers = _with_ffn_blocks(layers, config)
         ext, attn = cparams.number("yarn_ext_factor"), cparams.number("yarn_attn_factor")
         model = cls(
             arch=head.text("arch"),
@@ -194,6 +202,7 @@ class ModelParams:
             causal_attn=cparams.flag("causal_attn", default=True),
             use_alibi=hparams.flag("use_alibi", default=False),
             is_mla=hparams.flag("is_mla"),
+            has_kv_lora=hparams.flag("is_mla"),
             n_embd_head_k_full=next((x for x in layers if not x.is_swa), layers[0]).n_embd_head_k,
             indexer_kpool_by_order=hparams.flag("indexer_kpool_by_order", default=False),
             indexer_n_head=hparams.integer("indexer_n_head", default=0),
@@ -245,6 +254,14 @@ def _with_ngram_rows(layers: tuple[LayerParams, ...], config: Record) -> tuple[L
         widths.append(row[2])
     widths += [0] * (len(layers) - len(widths))
     return tuple(replace(layer, n_embd_p=w) for layer, w in zip(layers, widths, strict=True))
+
+
+def _with_ffn_blocks(layers: tuple[LayerParams, ...], config: Record) -> tuple[LayerParams, ...]:
+    attn = config.record("caches").record("attn")
+    held = {record.integer("il") for record in attn.records("layers")}
+    return tuple(
+        replace(layer, is_ffn=not layer.is_recr and il not in held) for il, layer in enumerate(layers)
+    )
 
 
 def _with_rope_factors(layers: tuple[LayerParams, ...], config: Record) -> tuple[LayerParams, ...]:
