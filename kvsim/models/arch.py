@@ -41,13 +41,14 @@ HYBRID = _names(
 ATTENTION = _names(
     """afmoe apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell
     cogvlm cohere2 cohere2moe command-r dbrx deci deepseek deepseek2 deepseek2-ocr dflash dots1 eagle3
-    ernie4_5 ernie4_5-moe exaone exaone-moe exaone4 falcon gemma gemma2 gemma3 gemma3n gemma4 gemma4-assistant glm4
-    glm4moe gpt-oss gpt2 gptj gptneox granite granite_swa granitemoe graniteswitch grok grovemoe hrm_text
-    hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 laguna llama llama-embed llama4 maincoder
-    maple mellum mimo2 minicpm minicpm3 minimax-m2 mistral3 mistral4 mpt muse-glimmer nanbeige nemotron olmo
-    olmo2 olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo plamo3 plm pockettts qwen qwen2
-    qwen2moe qwen2vl qwen3 qwen3moe qwen3tts qwen3vl qwen3vlmoe refact seed_oss smallthinker smollm3 spark2_5
-    stablelm starcoder starcoder2 step35 t5 t5encoder talkie xverse"""
+    ernie4_5 ernie4_5-moe exaone exaone-moe exaone4 falcon gemma gemma2 gemma3 gemma3n gemma4
+    gemma4-assistant glm4 glm4moe gpt-oss gpt2 gptj gptneox granite granite_swa granitemoe graniteswitch
+    grok grovemoe hrm_text hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 laguna llama
+    llama-embed llama4 maincoder maple mellum mimo2 minicpm minicpm3 minimax-m2 mistral3 mistral4 mpt
+    muse-glimmer nanbeige nemotron olmo olmo2 olmoe openelm orion paddleocr pangu-embedded phi2 phi3
+    phimoe plamo plamo3 plm pockettts qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3tts qwen3vl
+    qwen3vlmoe refact seed_oss smallthinker smollm3 spark2_5 stablelm starcoder starcoder2 step35 t5
+    t5encoder talkie xverse"""
 )
 """Plain attention: an interleaved pair of caches if the model has a window, else one cache."""
 

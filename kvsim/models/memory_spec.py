@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kvsim.errors import CacheUsageError
 from kvsim.models.arch import ALWAYS_ROTATED, MemoryPlan, memory_plan, non_causal_kind
-from kvsim.models.cache_spec import LayerSpec, CacheSpec, CompressorSpec, MemorySpec, RecurrentSpec
+from kvsim.models.cache_spec import CacheSpec, CompressorSpec, LayerSpec, MemorySpec, RecurrentSpec
 from kvsim.models.cache_types import cache_type
 from kvsim.models.context_params import ResolvedContext, pad
 from kvsim.models.params import ModelParams, RopeType, SwaType
