@@ -26,12 +26,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvsim.models.arch import NonCausal
+from kvsim.models.cache_types import CacheType
 from kvsim.models.params import RopeType, SwaType
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One block's storage in a cache: rows of ``n_embd_k`` and ``n_embd_v`` values (None: no V).
+    """One block's storage in a cache: rows of ``n_embd_k`` values of type ``k``, and ``n_embd_v`` of
+    type ``v`` (None: no V).
 
     The rest is what a K-shift needs: in each of ``n_head_kv`` heads, ``n_rot`` dimensions from
     ``rope_offset`` on turn with ``freq_base``, ``freq_scale`` and ``factors``; not at all without
@@ -39,9 +41,9 @@ class LayerSpec:
     """
 
     il: int
-    type_k: str
+    k: CacheType
     n_embd_k: int
-    type_v: str | None
+    v: CacheType | None
     n_embd_v: int
     n_head_kv: int
     n_rot: int
@@ -55,9 +57,25 @@ class LayerSpec:
     def n_embd_head_k(self) -> int:
         return self.n_embd_k // self.n_head_kv if self.n_head_kv else 0
 
+    @property
+    def row_k(self) -> int:
+        """Bytes of one K row."""
+        return self.k.row_bytes(self.n_embd_k)
+
+    @property
+    def row_v(self) -> int:
+        """Bytes of one V row (0 without V)."""
+        return self.v.row_bytes(self.n_embd_v) if self.v else 0
+
     def to_json(self) -> dict[str, Any]:
         """As in a header's ``layers``."""
-        return {name: getattr(self, name) for name in ("il", "type_k", "n_embd_k", "type_v", "n_embd_v")}
+        return {
+            "il": self.il,
+            "type_k": self.k.name,
+            "n_embd_k": self.n_embd_k,
+            "type_v": self.v.name if self.v else None,
+            "n_embd_v": self.n_embd_v,
+        }
 
 
 @dataclass(frozen=True)
@@ -67,7 +85,9 @@ class CacheSpec:
     ``map_layer_ids`` gives for a block its index in ``layers`` (several blocks may share one).
     ``n_rot_k``/``n_rot_v`` are the sizes of the Hadamard rotation applied to stored rows (0 = none).
     ``can_shift``: whether positions may be shifted. ``has_cell_ext``: whether saved states keep the
-    token and the 2-D position of cells. ``v_trans``: V stored transposed.
+    token and the 2-D position of cells. ``v_trans``: V stored transposed. ``has_mask``: attention
+    masks it by position (an indexer's and DeepSeek-V4's caches are masked in their own ways).
+    ``embd_token`` is the token that a cell written from an embedding counts as (-1 = none).
     """
 
     n_stream: int
@@ -87,8 +107,18 @@ class CacheSpec:
     n_pos_per_embd: int
     non_causal: NonCausal
     use_alibi: bool
-    ngram_token: int | None
-    """The token a cell written from an embedding counts as (n-gram models; None: no such model)."""
+    has_mask: bool
+    embd_token: int
+
+    @property
+    def is_quantized_k(self) -> bool:
+        return any(layer.k.is_quantized for layer in self.layers)
+
+    def bytes_by_tensor(self) -> dict[str, int]:
+        """Bytes of all streams by tensor: ``cache_k_l<block>`` and ``cache_v_l<block>``."""
+        cells = self.n_stream * self.size
+        sizes = {f"cache_k_l{layer.il}": cells * layer.row_k for layer in self.layers}
+        return sizes | {f"cache_v_l{layer.il}": cells * layer.row_v for layer in self.layers if layer.v}
 
     def to_json(self) -> dict[str, Any]:
         """As in a header's ``config.caches``."""

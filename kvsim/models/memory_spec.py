@@ -42,6 +42,7 @@ def _cache(
     window: bool = True,
     unified: bool | None = None,
     reuse: dict[int, int] | None = None,
+    has_mask: bool = True,
 ) -> CacheSpec:
     """One ``llama_kv_cache`` over ``blocks``. ``window``: it masks by the model's window."""
     owned = [il for il in blocks if model.has_kv(il)]
@@ -70,7 +71,8 @@ def _cache(
         n_pos_per_embd=model.n_pos_per_embd,
         non_causal=non_causal_kind(model.arch),
         use_alibi=model.use_alibi,
-        ngram_token=(model.ple_image_token_id or model.ple_eos_token_id) if ngram else None,
+        has_mask=has_mask,
+        embd_token=(model.ple_image_token_id or model.ple_eos_token_id) if ngram else -1,
     )
 
 
@@ -81,9 +83,9 @@ def _cache_layer(model: ModelParams, ctx: ResolvedContext, il: int) -> LayerSpec
     has_v = not model.is_mla
     return LayerSpec(
         il=il,
-        type_k=ctx.type_k,
+        k=cache_type(ctx.type_k),
         n_embd_k=layer.n_embd_k_gqa,
-        type_v=ctx.type_v if has_v else None,
+        v=cache_type(ctx.type_v) if has_v else None,
         n_embd_v=n_embd_v if has_v else 0,
         n_head_kv=layer.n_head_kv,
         n_rot=layer.n_rot,
@@ -154,7 +156,7 @@ def _hybrid_idx(model: ModelParams, ctx: ResolvedContext, plan: MemoryPlan) -> d
         width = model.indexer_head_size * (model.indexer_kpool_row if model.indexer_kpool else 1)
         # raw keys, K only, turned after pooling: a K-shift leaves their bytes alone
         keys = replace(_one_key_head(model, width), rope_type=RopeType.NONE, is_mla=True)
-        caches["idx"] = _cache(keys, ctx, plan.idx)
+        caches["idx"] = _cache(keys, ctx, plan.idx, has_mask=False)
     return caches
 
 
@@ -164,7 +166,7 @@ def _dsa(
     keys = replace(_one_key_head(model, model.indexer_head_size), rope_type=RopeType.NEOX)
     return {
         "mla": _cache(model, ctx, plan.attn, window=window),
-        "lid": _cache(keys, ctx, plan.idx or (), window=window),
+        "lid": _cache(keys, ctx, plan.idx or (), window=window, has_mask=False),
     }
 
 
@@ -177,7 +179,7 @@ def _dsa_iswa(model: ModelParams, ctx: ResolvedContext, plan: MemoryPlan) -> dic
 
 def _msa(model: ModelParams, ctx: ResolvedContext, plan: MemoryPlan) -> dict[str, CacheSpec]:
     keys = _one_key_head(model, model.indexer_head_size)
-    return {"base": _cache(model, ctx, plan.attn), "idx": _cache(keys, ctx, plan.idx or ())}
+    return {"base": _cache(model, ctx, plan.attn), "idx": _cache(keys, ctx, plan.idx or (), has_mask=False)}
 
 
 def _dsv4(model: ModelParams, ctx: ResolvedContext, plan: MemoryPlan) -> dict[str, CacheSpec]:
@@ -191,13 +193,13 @@ def _dsv4(model: ModelParams, ctx: ResolvedContext, plan: MemoryPlan) -> dict[st
     size_csa, size_hca = (pad(max(1, -(-ctx.n_ctx_seq // ratio))) for ratio in (CSA_RATIO, HCA_RATIO))
     # everything is kept per sequence, even if a unified cache was asked for
     raw = _iswa(rows, ctx, plan, unified=False)
-    return {
-        "raw.base": raw["base"],
-        "raw.swa": raw["swa"],
+    compressed = {
         "csa": _cache(rows, ctx, csa, size=size_csa, window=False, unified=False),
         "hca": _cache(rows, ctx, hca, size=size_hca, window=False, unified=False),
         "lid": _cache(keys, ctx, csa, size=size_csa, window=False, unified=False),
     }
+    caches = {"raw.base": raw["base"], "raw.swa": raw["swa"], **compressed}
+    return {name: replace(cache, has_mask=False) for name, cache in caches.items()}
 
 
 def _compressed(model: ModelParams, blocks: tuple[int, ...], ratio: int) -> tuple[int, ...]:
