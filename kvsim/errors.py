@@ -15,6 +15,32 @@ class CacheUsageError(KvsimError):
     """
 
 
+class BatchError(KvsimError):
+    """A batch that llama.cpp refuses with -1. Raised before anything has changed.
+
+    ``rule`` is the violated validation rule (V1 ... V12, ``kvsim/batch_rules.py``), ``token`` the batch index
+    of the first entry concerned and ``seq`` its sequence (-1: none), ``found`` what was there and
+    ``expected`` what would have been accepted (None where no single value would).
+    """
+
+    def __init__(
+        self,
+        rule: str,
+        reason: str,
+        token: int = -1,
+        seq: int = -1,
+        found: int | None = None,
+        expected: int | None = None,
+    ) -> None:
+        self.rule = rule
+        self.reason = reason
+        self.token = token
+        self.seq = seq
+        self.found = found
+        self.expected = expected
+        super().__init__(f"{reason} (rule {rule})")
+
+
 class IntegrityError(KvsimError):
     """An invariant of a memory does not hold: a fault of the implementation, never of the caller."""
 
