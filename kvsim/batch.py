@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -91,7 +91,7 @@ class Ubatch:
         return section
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batch:
     """What a caller hands to ``decode``. Whatever is None is filled in.
 
@@ -111,11 +111,13 @@ class Batch:
     seq_ids: Sequence[Sequence[int]] | None = None
     output: Sequence[bool] | Sequence[int] | None = None
     has_embd: Sequence[bool] | None = None
-    n_tokens: int = field(init=False)
+
+    @property
+    def n_tokens(self) -> int:
+        entries = self.tokens if self.tokens is not None else self.embd
+        return 0 if entries is None else len(entries)
 
     def __post_init__(self) -> None:
-        entries = self.tokens if self.tokens is not None else self.embd
-        self.n_tokens = 0 if entries is None else len(entries)
         for name in ("embd", "seq_ids", "output", "has_embd"):
             part = getattr(self, name)
             if part is not None and len(part) != self.n_tokens:

@@ -17,6 +17,9 @@ from kvsim.memory import MAX_SEQ
 NO_TOKEN = -1
 """The token id that means "no token" (``LLAMA_TOKEN_NULL``)."""
 
+MAX_TOKENS = 2**31
+"""Token ids are 32-bit integers; the bound where no vocabulary is known."""
+
 
 class Positions(Protocol):
     """What the rules ask of a memory."""
@@ -42,9 +45,11 @@ def check_contents(
 ) -> None:
     """V2 to V5: every entry holds a token, an embedding or both, and they go together.
 
-    ``has_embd`` is one flag for the whole batch, or one per entry.
+    ``has_embd`` is one flag for the whole batch, or one per entry. ``n_vocab`` None: ids are 32 bits.
     """
     if tokens is None:
+        if not isinstance(has_embd, bool) and not all(has_embd):
+            _refuse_nothing(list(has_embd).index(False))
         return
     if isinstance(has_embd, bool) and (not has_embd or min(tokens) >= 0):
         _check_token_ids(tokens, n_vocab)
@@ -72,19 +77,19 @@ def check_contents(
             "this model or context takes no batches that mix the two",
             token=i,
         )
-    for i, token in enumerate(is_token):
-        if token:
-            _check_token_id(i, tokens[i], n_vocab)
+    _check_token_ids([0 if token == NO_TOKEN else token for token in tokens], n_vocab)
 
 
 def _check_token_ids(tokens: Sequence[int], n_vocab: int | None) -> None:
-    """V2 and V5 for a batch of one kind. V2 goes first over the whole batch, as in llama.cpp."""
-    if min(tokens) >= 0 and (n_vocab is None or max(tokens) < n_vocab):
-        return
+    """V2 and V5 for a batch of tokens. V2 goes first over the whole batch, as in llama.cpp."""
     if NO_TOKEN in tokens:
         _refuse_nothing(tokens.index(NO_TOKEN))
-    for i, token in enumerate(tokens):
-        _check_token_id(i, token, n_vocab)
+    n_ids = MAX_TOKENS if n_vocab is None else n_vocab
+    if min(tokens) < 0 or max(tokens) >= n_ids:
+        i = next(i for i, token in enumerate(tokens) if not 0 <= token < n_ids)
+        raise BatchError(
+            "V5", f"token {i} is {tokens[i]}, but token ids are 0 to {n_ids - 1}", token=i, found=tokens[i]
+        )
 
 
 def _refuse_nothing(i: int) -> NoReturn:
@@ -94,12 +99,6 @@ def _refuse_nothing(i: int) -> NoReturn:
         token=i,
         found=NO_TOKEN,
     )
-
-
-def _check_token_id(i: int, token: int, n_vocab: int | None) -> None:
-    if token < 0 or (n_vocab is not None and token >= n_vocab):
-        ids = "0 or above" if n_vocab is None else f"between 0 and {n_vocab - 1}"
-        raise BatchError("V5", f"token {i} is {token}, but token ids are {ids}", token=i, found=token)
 
 
 def check_seq_ids(i: int, ids: tuple[int, ...], n_seq_max: int) -> None:
