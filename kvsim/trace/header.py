@@ -7,6 +7,9 @@ from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.memory import MAX_SEQ
+from kvsim.models.cache_types import CACHE_TYPES
+from kvsim.models.params import MAX_LAYERS, ModelParams
+from kvsim.models.record import MAX_WIDTH
 from kvsim.trace.kinds import (
     BOOL,
     COUNT,
@@ -14,6 +17,7 @@ from kvsim.trace.kinds import (
     NUMBER,
     RECORD,
     TEXT,
+    Kind,
     Table,
     check_names,
     check_record,
@@ -44,13 +48,11 @@ COMPRESSORS = ("csa", "hca", "lid")
 
 MAX_CELLS = 1 << 24
 """Most cells of all caches and streams together; a header that asks for more is taken for a mistake."""
-MAX_LAYERS = 512
-MAX_WIDTH = 1 << 24
 
 _POSITIVE = integer(1, MAX_CELLS)
 _WIDTH = integer(0, MAX_WIDTH)
 _LAYER = integer(0, MAX_LAYERS - 1)
-_TYPE = one_of("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+_TYPE = one_of(*CACHE_TYPES)
 _SWA_TYPE = integer(0, 3)
 _N_SEQ = integer(1, MAX_SEQ)
 
@@ -91,33 +93,6 @@ _CPARAMS: Table = {
     "yarn_beta_fast": NUMBER,
     "yarn_beta_slow": NUMBER,
 }
-_HPARAMS: Table = {
-    "n_layer_all": integer(1, MAX_LAYERS),
-    "n_layer": integer(1, MAX_LAYERS),
-    "n_embd": _WIDTH,
-    "n_layer_kv_from_start": integer(-1, MAX_LAYERS),
-    "n_swa": COUNT,
-    "swa_type": _SWA_TYPE,
-    "rope_type": integer(-1, 255),
-    "n_pos_per_embd": one_of(1, 4),
-    "is_mla": BOOL,
-    "n_embd_r": _WIDTH,
-    "n_embd_s": _WIDTH,
-    "layers": LIST,
-}
-_HPARAMS_LAYER: Table = {
-    "is_swa": BOOL,
-    "is_recr": BOOL,
-    "has_kv": BOOL,
-    "indexer_full": BOOL,
-    "n_head_kv": _WIDTH,
-    "n_embd_head_k": _WIDTH,
-    "n_embd_head_v": _WIDTH,
-    "n_embd_k_gqa": _WIDTH,
-    "n_embd_v_gqa": _WIDTH,
-    "n_rot": _WIDTH,
-    "compress_ratio": COUNT,
-}
 _CACHE: Table = {
     "n_stream": _N_SEQ,
     "size": _POSITIVE,
@@ -143,6 +118,7 @@ _CACHE_LAYER: Table = {
 }
 _RECURRENT: Table = {"size": _N_SEQ, "n_rs_seq": integer(0, MAX_SEQ), "layers": LIST}
 _RECURRENT_WIDTHS = integers(0, MAX_WIDTH)
+_NUMBERS = Kind("a list of numbers", lambda v: type(v) is list and set(map(type, v)) <= {int, float})
 _COMPRESSOR: Table = {
     "ratio": _POSITIVE,
     "state_size": _POSITIVE,
@@ -150,7 +126,7 @@ _COMPRESSOR: Table = {
     "n_stream": _N_SEQ,
     "n_rs_seq": integer(0, MAX_SEQ),
 }
-_ROPE_LAYER: Table = {"freq_base": NUMBER, "freq_scale": NUMBER, "factors": or_null(LIST)}
+_ROPE_LAYER: Table = {"freq_base": NUMBER, "freq_scale": NUMBER, "factors": or_null(_NUMBERS)}
 
 
 @dataclass(frozen=True)
@@ -203,35 +179,18 @@ def _check_config(header: Header) -> None:
     config = header.config
     check_record(config, _CONFIG, "config")
     check_record(config["cparams"], _CPARAMS, "config.cparams")
-    check_record(config["hparams"], _HPARAMS, "config.hparams")
-    _check_layers(header)
-    check_names(header.caches, MEMORIES[header.memory], f"config.caches of a {header.memory!r} memory")
+    for il, layer in enumerate(config["rope_layers"]):
+        check_record(layer, _ROPE_LAYER, f"config.rope_layers[{il}]")
+    ModelParams.from_header(header.to_json())
+    names = MEMORIES[header.memory]
+    if header.memory == "hybrid_idx" and "idx" not in header.caches:
+        names = ("attn",)  # a model without an indexer
+    check_names(header.caches, names, f"config.caches of a {header.memory!r} memory")
     for name, cache in header.caches.items():
         _check_cache(header, name, cache)
     _check_sizes(header)
     _check_recurrent(header)
     _check_compressors(header)
-
-
-def _check_layers(header: Header) -> None:
-    hparams, rope = header.hparams, header.config["rope_layers"]
-    n_layer_all = hparams["n_layer_all"]
-    if hparams["n_layer"] > n_layer_all:
-        raise TraceError(
-            f"config.hparams.n_layer is {hparams['n_layer']}, more than n_layer_all {n_layer_all}"
-        )
-    for where, layers, table in (
-        ("config.hparams.layers", hparams["layers"], _HPARAMS_LAYER),
-        ("config.rope_layers", rope, _ROPE_LAYER),
-    ):
-        _need_length(layers, n_layer_all, where)
-        for il, layer in enumerate(layers):
-            check_record(layer, table, f"{where}[{il}]")
-
-
-def _need_length(layers: list[Any], n_layer_all: int, where: str) -> None:
-    if len(layers) != n_layer_all:
-        raise TraceError(f"{where} has {len(layers)} layers, config.hparams.n_layer_all says {n_layer_all}")
 
 
 def _check_cache(header: Header, name: str, cache: Any) -> None:
@@ -256,6 +215,8 @@ def _check_cache_layers(header: Header, where: str, cache: dict[str, Any]) -> No
         check_record(layer, _CACHE_LAYER, f"{where}.layers[{i}]")
         if layer["il"] >= n_layer_all:
             raise TraceError(f"{where}.layers[{i}].il is {layer['il']}, the model has {n_layer_all} layers")
+        for kind in ("k", "v"):
+            _check_row(f"{where}.layers[{i}]", layer[f"type_{kind}"], layer[f"n_embd_{kind}"])
     blocks = [layer["il"] for layer in cache["layers"]]
     if len(set(blocks)) != len(blocks):
         raise TraceError(f"{where}.layers names a block twice: {blocks}")
@@ -264,6 +225,14 @@ def _check_cache_layers(header: Header, where: str, cache: dict[str, Any]) -> No
         if not (block.isascii() and block.isdigit() and len(block) <= 4 and int(block) < n_layer_all):
             raise TraceError(f"{where}.map_layer_ids has {block[:20]!r}, the model has {n_layer_all} layers")
         index.check(i, f"{where}.map_layer_ids[{block}]")
+
+
+def _check_row(where: str, type_name: str | None, width: int) -> None:
+    if type_name is None and width:
+        raise TraceError(f"{where} has V rows of {width} values but no type_v")
+    block = CACHE_TYPES[type_name].block if type_name else 1
+    if width % block:
+        raise TraceError(f"{where} has rows of {width} values, {type_name} stores blocks of {block}")
 
 
 def _check_sizes(header: Header) -> None:
@@ -292,7 +261,9 @@ def _check_recurrent(header: Header) -> None:
     if recurrent is None:
         return
     check_record(recurrent, _RECURRENT, "config.recurrent")
-    _need_length(recurrent["layers"], header.hparams["n_layer_all"], "config.recurrent.layers")
+    n_layer = header.hparams["n_layer"]
+    if len(recurrent["layers"]) < n_layer:
+        raise TraceError(f"config.recurrent.layers has fewer entries than n_layer {n_layer}")
     for il, widths in enumerate(recurrent["layers"]):
         _RECURRENT_WIDTHS.check(widths, f"config.recurrent.layers[{il}]")
         if len(widths) != 3:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from kvsim.errors import TraceError
@@ -37,6 +38,17 @@ def integers(low: int, high: int) -> Kind:
     )
 
 
+def integer_lists(low: int, high: int) -> Kind:
+    """A list of lists of integers, checked without a Python loop."""
+
+    def test(value: Any) -> bool:
+        if type(value) is not list or not set(map(type, value)) <= {list}:
+            return False
+        return all_within(list(chain.from_iterable(value)), low, high)
+
+    return Kind(f"a list of lists of integers from {low} to {high}", test)
+
+
 def all_within(values: Collection[Any], low: int, high: int) -> bool:
     """Whether all values are integers (bool is not) in the closed range."""
     return set(map(type, values)) <= {int} and (not values or (low <= min(values) and max(values) <= high))
@@ -58,6 +70,7 @@ NUMBER = Kind("a number", lambda v: type(v) in (int, float))
 COUNT = integer(0, INT32[1])
 INT = integer(*INT32)
 INTS = integers(*INT32)
+INT_LISTS = integer_lists(*INT32)
 LIST = Kind("a list", lambda v: type(v) is list)
 RECORD = Kind("an object", lambda v: type(v) is dict)
 TEXT = Kind(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import binascii
 import reprlib
+from itertools import chain
 from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.memory import MAX_SEQ
-from kvsim.trace.header import MAX_LAYERS, Header
+from kvsim.models.params import MAX_LAYERS
+from kvsim.trace.header import Header
 from kvsim.trace.kinds import (
     BOOL,
     COUNT,
     INT,
+    INT_LISTS,
     INTS,
-    LIST,
     NULL,
     RECORD,
     TEXT,
@@ -24,13 +26,14 @@ from kvsim.trace.kinds import (
     check_keys,
     check_record,
     integer,
+    integers,
     one_of,
     or_null,
 )
 
 ARGS: dict[str, Table] = {
     "init": {},
-    "decode": {"tokens": or_null(INTS), "pos": INTS, "seq": LIST, "out": LIST},
+    "decode": {"tokens": or_null(INTS), "pos": INTS, "seq": INT_LISTS, "out": integers(0, 1)},
     "seq_rm": {"seq": INT, "p0": INT, "p1": INT},
     "seq_cp": {"src": INT, "dst": INT, "p0": INT, "p1": INT},
     "seq_keep": {"seq": INT},
@@ -104,19 +107,13 @@ def _check_decode(line: dict[str, Any], header: Header) -> None:
             raise TraceError(
                 f"decode args.{name} has {len(args[name])} entries, must have {wanted} ({n} tokens)"
             )
-    if not all_within(args["out"], 0, 1):
-        raise TraceError("decode args.out must be a list of 0 and 1")
+    if max(map(len, args["seq"]), default=0) > MAX_SEQ:
+        raise TraceError(f"decode args.seq has a token of more than {MAX_SEQ} sequences")
     # a batch that llama.cpp refused may well hold wrong ids, one that it took cannot
-    known = (0, header.n_seq_max - 1) if line["ret"] >= 0 else None
-    for i, ids in enumerate(args["seq"]):
-        INTS.check(ids, f"decode args.seq[{i}]")
-        if len(ids) > MAX_SEQ:
-            raise TraceError(f"decode args.seq[{i}] has {len(ids)} sequences, at most {MAX_SEQ} exist")
-        if known and not all_within(ids, *known):
-            raise TraceError(
-                f"decode args.seq[{i}] is {ids}, but the batch was accepted "
-                f"and n_seq_max is {header.n_seq_max}"
-            )
+    if line["ret"] >= 0 and not all_within(list(chain.from_iterable(args["seq"])), 0, header.n_seq_max - 1):
+        raise TraceError(
+            f"decode args.seq has a sequence outside 0..{header.n_seq_max - 1}, yet the batch was taken"
+        )
 
 
 def _check_rows(line: dict[str, Any], header: Header) -> None:

@@ -28,6 +28,7 @@ from kvsim.trace.kinds import (
     check_names,
     check_record,
     integer,
+    integer_lists,
     integers,
     or_null,
 )
@@ -201,12 +202,10 @@ def _check_tokens(ubatch: dict[str, Any], n_batch_tokens: int, header: Header, w
         raise TraceError(f"{where}.idx has {len(ubatch['idx'])} entries, n_tokens says {n_tokens}")
     if not all_within(ubatch["idx"], 0, n_batch_tokens - 1):
         raise TraceError(f"{where}.idx points outside the batch of {n_batch_tokens} tokens")
-    sequences = integers(0, header.n_seq_max - 1)
-    sequences.check(ubatch["seq_unq"], f"{where}.seq_unq")
+    integers(0, header.n_seq_max - 1).check(ubatch["seq_unq"], f"{where}.seq_unq")
     if "seq" in ubatch:
         _need_rows(ubatch["seq"], n_tokens, f"{where}.seq")
-        for row, ids in enumerate(ubatch["seq"]):
-            sequences.check(ids, f"{where}.seq[{row}]")
+        integer_lists(0, header.n_seq_max - 1).check(ubatch["seq"], f"{where}.seq")
 
 
 def _need_rows(rows: Any, n_tokens: int, where: str) -> None:
@@ -229,9 +228,7 @@ def _check_slot(slot: Any, name: str, n_tokens: int, header: Header, where: str)
     integers(0, cache["n_stream"] - 1).check(slot["strm"], f"{where}.strm")
     if len(slot["idxs"]) != len(slot["strm"]):
         raise TraceError(f"{where} has cells for {len(slot['idxs'])} streams, strm has {len(slot['strm'])}")
-    cells = integers(0, cache["size"] - 1)
-    for part, idxs in enumerate(slot["idxs"]):
-        cells.check(idxs, f"{where}.idxs[{part}]")
+    integer_lists(0, cache["size"] - 1).check(slot["idxs"], f"{where}.idxs")
     # DeepSeek-V4 writes a shared token into the stream of each of its sequences
     if header.memory != "dsv4" and sum(map(len, slot["idxs"])) != n_tokens:
         raise TraceError(f"{where} has {sum(map(len, slot['idxs']))} cells, the ubatch has {n_tokens} tokens")
@@ -240,9 +237,8 @@ def _check_slot(slot: Any, name: str, n_tokens: int, header: Header, where: str)
 def _check_mask(rows: Any, name: str, n_tokens: int, header: Header, where: str) -> None:
     size = _cache_of(name, header, where)["size"]
     _need_rows(rows, n_tokens, where)
-    bounds = integers(0, size)
+    integer_lists(0, size).check(rows, where)
     for i, row in enumerate(rows):
-        bounds.check(row, f"{where}[{i}]")
         if len(row) % 2 or not all(map(lt, row, row[1:])):
             raise TraceError(f"{where}[{i}] must be pairs of ascending bounds, is {row[:8]}")
 
