@@ -46,6 +46,11 @@ class CompressorShape:
     n_stream: int
     n_rs_seq: int
 
+    @property
+    def ring_rows(self) -> int:
+        """Rows of one plane: the rings of all streams."""
+        return self.state_size * self.n_stream
+
     def stream(self, seq: int) -> int:
         return seq if self.n_stream > 1 else 0
 
@@ -147,8 +152,7 @@ class _Sources:
 
     def __init__(self, ubatch: Ubatch, shape: CompressorShape) -> None:
         self.shape = shape
-        self.ring_rows = shape.state_size * shape.n_stream
-        self.nothing = self.ring_rows + ubatch.n_tokens
+        self.nothing = shape.ring_rows + ubatch.n_tokens
         self.tokens = {}
         for seq in ubatch.seq_id_unq:
             rows = _rows_of(ubatch, seq)
@@ -161,7 +165,7 @@ class _Sources:
         rows, have = self.tokens[seq]
         at = np.searchsorted(have, pos, side="right") - 1
         fresh = (at >= 0) & (have[at] == pos)
-        found = np.where(fresh, self.ring_rows + rows[at], ring)
+        found = np.where(fresh, self.shape.ring_rows + rows[at], ring)
         return np.where(pos < 0, self.nothing, found).astype(np.int32)
 
 
@@ -265,7 +269,7 @@ def _restore(ubatch: Ubatch, shape: CompressorShape, rs_idx: Sequence[int]) -> t
     """Plane 0 of every stream from the plane of its pending rollback, or onto itself."""
     if shape.n_rs_seq == 0:
         return np.empty(0, np.int32), np.empty(0, np.int32)
-    n_rows = shape.state_size * shape.n_stream
+    n_rows = shape.ring_rows
     planes = [rs_idx[s] if s >= 0 else 0 for s in _stream_seqs(ubatch, shape)]
     planes = [p if p <= shape.n_rs_seq else 0 for p in planes]
     dst = np.arange(n_rows, dtype=np.int32)
@@ -274,7 +278,7 @@ def _restore(ubatch: Ubatch, shape: CompressorShape, rs_idx: Sequence[int]) -> t
 
 def _snapshot(ubatch: Ubatch, shape: CompressorShape) -> tuple[IntArray, IntArray]:
     """Planes 1.. of every stream: the ring without the last 1, 2, ... tokens of this ubatch."""
-    n_rows = shape.state_size * shape.n_stream
+    n_rows = shape.ring_rows
     scratch = n_rows * (1 + shape.n_rs_seq)
     src, dst = [], []
     for stream, seq in enumerate(_stream_seqs(ubatch, shape)):
