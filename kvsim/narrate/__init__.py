@@ -1,0 +1,118 @@
+"""Every operation of a trace in plain words, with numbers.
+
+The one place where sentences about operations are made: the app, the command line and exports all use
+:func:`narrate`. A sentence is in the present tense, names sequence and position before cell, and gives the
+reason last. It only reads the step and the pictures before and after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvsim.changes import OwnerTable, Picture
+from kvsim.narrate import calls, decode, edits
+from kvsim.narrate.failures import Shortage, invalid_batch, no_slot, shortage
+from kvsim.narrate.placement import Placement, placements
+from kvsim.trace import Header, Step
+
+__all__ = ["Narration", "Placement", "Shortage", "narrate", "placements"]
+
+
+@dataclass(frozen=True)
+class Narration:
+    """One operation in words.
+
+    ``call`` and ``short`` name it in full and for a list; ``verdict`` is what it answered ("" if nothing) and
+    ``failed`` whether that is a refusal or a failure. ``kind`` and ``mark`` choose the sign on a timeline.
+    ``sentence`` says what happened; ``ubatches`` the same for each ubatch of a decode; ``shortage`` is the
+    arithmetic behind a decode that found no slot.
+    """
+
+    call: str
+    short: str
+    verdict: str
+    failed: bool
+    kind: str
+    mark: str
+    sentence: str
+    ubatches: list[str] = field(default_factory=list)
+    shortage: Shortage | None = None
+
+
+def narrate(
+    step: Step,
+    before: Picture | None,
+    after: Picture,
+    owners: OwnerTable,
+    header: Header,
+    placed: list[Placement] | None = None,
+) -> Narration:
+    """Say one operation. ``before`` is None for the first; ``placed`` may pass ``placements(step)``."""
+    kind, mark = calls.KINDS.get(step.op, ("state", "read"))
+    verdict, failed = calls.verdict(step)
+    why = None
+    ubatches: list[str] = []
+    if before is None:
+        text = _opening(after)
+    elif step.op == "decode":
+        placed = placements(step, owners) if placed is None else placed
+        cparams = header.config["cparams"]
+        if step.ret == 1:
+            why = shortage(step, before, owners, cparams["n_ubatch"])
+        text = _decode(step, before, after, placed, owners, cparams["n_seq_max"], why)
+        ubatches = [decode.ubatch_sentence(u, placed, before, owners) for u in range(len(placed))]
+    else:
+        text = _edit(step, edits.Edit(before, after, owners))
+    return Narration(
+        calls.call(step), calls.short_call(step), verdict, failed, kind, mark, text, ubatches, why
+    )
+
+
+def _decode(
+    step: Step,
+    before: Picture,
+    after: Picture,
+    placed: list[Placement],
+    owners: OwnerTable,
+    n_seq_max: int,
+    why: Shortage | None,
+) -> str:
+    code = step.ret or 0
+    if code == 0:
+        return decode.decoded(step, before, after, placed, owners)
+    if code == 1:
+        return no_slot(why)
+    if code == -1:
+        return invalid_batch(step, before, n_seq_max)
+    what = {2: "Aborted", -2: "The allocation failed", -3: "The computation failed"}.get(code, "Stopped")
+    return decode.aborted(step, after, placed, owners, what)
+
+
+_EDITS = {
+    "seq_rm": edits.remove,
+    "seq_cp": edits.share,
+    "seq_keep": edits.keep,
+    "seq_add": edits.shift,
+    "seq_div": edits.divide,
+    "clear": edits.clear,
+    "state_seq_get": edits.save,
+    "state_get": edits.save,
+    "state_seq_set": edits.restore,
+    "state_set": edits.restore,
+    "rows": edits.rows,
+}
+
+
+def _edit(step: Step, edit: edits.Edit) -> str:
+    say = _EDITS.get(step.op)
+    return say(step, edit) if say else "This operation has no description yet; the picture shows what it changed."
+
+
+def _opening(after: Picture) -> str:
+    sizes: dict[str, int] = {}
+    for lane in after.lanes:
+        sizes[lane.spec.cache] = sizes.get(lane.spec.cache, 0) + lane.spec.size
+    parts = [f"{n:,} cells in {cache}" for cache, n in sizes.items()]
+    if after.recurrent:
+        parts.append(f"{after.recurrent['size']} recurrent states")
+    return f"A fresh memory: {', '.join(parts)}, all empty."
