@@ -52,6 +52,8 @@ class LayerSpec:
     freq_base: float
     freq_scale: float
     factors: tuple[float, ...] | None
+    n_embd_v_own: int
+    """V values of this block itself, where ``n_embd_v`` is padded to the widest one; saved states use it."""
 
     @property
     def n_embd_head_k(self) -> int:
@@ -115,10 +117,12 @@ class CacheSpec:
         return any(layer.k.is_quantized for layer in self.layers)
 
     def bytes_by_tensor(self) -> dict[str, int]:
-        """Bytes of all streams by tensor: ``cache_k_l<block>`` and ``cache_v_l<block>``."""
+        """Bytes of all K and of all V rows (kv_cache.md 1)."""
         cells = self.n_stream * self.size
-        sizes = {f"cache_k_l{layer.il}": cells * layer.row_k for layer in self.layers}
-        return sizes | {f"cache_v_l{layer.il}": cells * layer.row_v for layer in self.layers if layer.v}
+        return {
+            "k": cells * sum(layer.row_k for layer in self.layers),
+            "v": cells * sum(layer.row_v for layer in self.layers),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """As in a header's ``config.caches``."""

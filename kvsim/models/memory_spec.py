@@ -94,6 +94,7 @@ def _cache_layer(model: ModelParams, ctx: ResolvedContext, il: int) -> LayerSpec
         freq_base=model.rope_freq_base_train_swa if layer.is_swa else ctx.rope_freq_base,
         freq_scale=model.rope_freq_scale_train_swa if layer.is_swa else ctx.rope_freq_scale,
         factors=layer.rope_factors,
+        n_embd_v_own=layer.n_embd_v_gqa if has_v else 0,
     )
 
 
