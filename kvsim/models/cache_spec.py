@@ -89,7 +89,8 @@ class CacheSpec:
     ``can_shift``: whether positions may be shifted. ``has_cell_ext``: whether saved states keep the
     token and the 2-D position of cells. ``v_trans``: V stored transposed. ``has_mask``: attention
     masks it by position (an indexer's and DeepSeek-V4's caches are masked in their own ways).
-    ``embd_token`` is the token that a cell written from an embedding counts as (-1 = none).
+    ``ngram_token`` is the token that a cell written from an embedding counts as, where a model has
+    n-gram embeddings.
     """
 
     n_stream: int
@@ -110,7 +111,12 @@ class CacheSpec:
     non_causal: NonCausal
     use_alibi: bool
     has_mask: bool
-    embd_token: int
+    ngram_token: int | None
+
+    @property
+    def embd_token(self) -> int:
+        """The token id of a cell that was written from an embedding, -1 for none."""
+        return -1 if self.ngram_token is None else self.ngram_token
 
     @property
     def is_quantized_k(self) -> bool:

@@ -72,7 +72,7 @@ def _cache(
         non_causal=non_causal_kind(model.arch),
         use_alibi=model.use_alibi,
         has_mask=has_mask,
-        embd_token=(model.ple_image_token_id or model.ple_eos_token_id) if ngram else -1,
+        ngram_token=(model.ple_image_token_id or model.ple_eos_token_id) if ngram else None,
     )
 
 
