@@ -56,7 +56,8 @@ class TraceError(KvsimError):
         self.reason = reason
         self.path = path
         self.line = line
-        super().__init__(f"{path}:{line}: {reason}" if path else reason)
+        place = f"{path}:{line}: " if line else f"{path}: "
+        super().__init__(f"{place if path else ''}{reason}")
 
 
 class ModelError(KvsimError):
