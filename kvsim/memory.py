@@ -8,7 +8,7 @@ Names are llama.cpp's without the prefix (``src/llama-memory.h``). A *leaf* hold
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -77,8 +77,9 @@ class PrepareFailure:
     """Why a batch found no place, in the four numbers an operator needs.
 
     ``asked`` tokens of the ubatch that failed, ``free`` empty cells, ``reclaimable`` cells that the
-    window has passed, ``largest_hole`` the longest run of free or reclaimable cells.
-    ``ubatch`` is its index, ``cache`` and ``stream`` say which part refused.
+    window has passed, ``largest_hole`` the longest run of free or reclaimable cells, all counted with
+    the earlier ubatches placed. ``found`` cells were there for it; ``ubatch`` is its index of
+    ``n_ubatches``; ``cache`` and ``stream`` say which part refused.
     """
 
     cache: str
@@ -88,13 +89,14 @@ class PrepareFailure:
     free: int
     reclaimable: int
     largest_hole: int
-    reason: str = "no slot"
+    found: int = 0
+    n_ubatches: int = 1
 
     def __str__(self) -> str:
         return (
-            f"{self.cache} (stream {self.stream}) has no room for ubatch {self.ubatch}: {self.asked} cells "
-            f"asked for, {self.free} free, {self.reclaimable} reclaimable by the window, largest hole "
-            f"{self.largest_hole}"
+            f"{self.cache} (stream {self.stream}) has no room for ubatch {self.ubatch + 1} of {self.n_ubatches}: "
+            f"{self.asked} cells asked for, {self.free} free, {self.reclaimable} reclaimable by the window, "
+            f"largest hole {self.largest_hole}"
         )
 
 
@@ -177,6 +179,9 @@ class Memory(ABC):
     @abstractmethod
     def init_update(self, optimize: bool = False) -> MemoryContext:
         """Collect pending work (stream copies, K-shift, state drops); NO_UPDATE if there is none."""
+
+    def check_batch(self, batch: BatchAllocator, output_all: bool) -> None:
+        """Raise CacheUsageError for a valid batch on which llama.cpp would end, before anything changes."""
 
     def init_full(self) -> None:
         """Called where llama.cpp makes a context over the whole memory to reserve its graph."""
@@ -275,6 +280,13 @@ class Leaf(Memory):
     name: str = ""
     last_failure: PrepareFailure | None = None
 
+    def check_update(self) -> None:
+        """Raise CacheUsageError if the pending work would end llama.cpp."""
+
+    def take_update(self) -> Callable[[], None] | None:
+        """Take the pending work out of the leaf, to be run by an update; None if there is none."""
+        return None
+
     @abstractmethod
     def prepare(self, ubatches: Sequence[Ubatch]) -> list[Any] | None:
         """Slots of all ubatches, or None with ``last_failure`` set."""
@@ -347,7 +359,7 @@ class FailedContext(MemoryContext):
 class UpdateContext(MemoryContext):
     """Pending work of one or more leaves; ``works`` are called in order by :meth:`apply`."""
 
-    def __init__(self, works: Sequence[Any]) -> None:
+    def __init__(self, works: Sequence[Callable[[], None] | None]) -> None:
         self.works = [work for work in works if work is not None]
         self.status = MemoryStatus.SUCCESS if self.works else MemoryStatus.NO_UPDATE
 

@@ -1,0 +1,67 @@
+"""Sparse attention with a lightning indexer: latent K rows beside indexer keys
+(``src/llama-kv-cache-dsa.cpp``, ``src/llama-kv-cache-dsa-iswa.cpp``).
+
+The indexer selects cells of ``lid``, and the selection is applied to cells of ``mla``: that is right
+only while the two tables are equal, and nothing enforces it::
+
+    mla   0 0 1 . 1        lid   0 0 1 . 1        selected {0, 2}: the same cells in both
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvsim.batch import BatchAllocator
+from kvsim.caches.composite import CompositeMemory, Split
+from kvsim.caches.iswa import warn_if_window_lost, window_splits
+from kvsim.caches.kv import KVCache
+
+
+class DSACache(CompositeMemory):
+    """Parts ``mla`` (latent rows, no V) and ``lid`` (indexer keys). Slots are looked for independently.
+
+    A state that fails in ``lid`` takes the sequence out of ``mla`` too; one that fails in ``mla``
+    leaves the old cells in ``lid`` (D4).
+    """
+
+    kind = "dsa"
+    positions = "mla"
+    undoes_restore = True
+
+    def __init__(self, mla: KVCache, lid: KVCache) -> None:
+        super().__init__({"mla": mla, "lid": lid}, mla.n_seq_max)
+        self.mla = mla
+        self.lid = lid
+        lid.has_mask = False
+
+    def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
+        yield stream_split(batch, n_ubatch, self.mla.n_stream)
+
+
+def stream_split(batch: BatchAllocator, n_ubatch: int, n_stream: int) -> Split:
+    """One stream takes the simple split, several take equal ones of consecutive sequences."""
+    if n_stream == 1:
+        return lambda: batch.split_simple(n_ubatch)
+    return lambda: batch.split_equal(n_ubatch, sequential=True)
+
+
+class DSAISWACache(CompositeMemory):
+    """A DSA cache for the layers without window and a window cache for the others (Dots3Note)."""
+
+    kind = "dsa_iswa"
+    positions = "swa"
+    not_in_partial = frozenset({"dsa"})
+
+    def __init__(self, dsa: DSACache, swa: KVCache, unified: bool) -> None:
+        super().__init__({"dsa": dsa, "swa": swa}, swa.n_seq_max)
+        self.dsa = dsa
+        self.swa = swa
+        self.unified = unified
+
+    def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
+        yield from window_splits(batch, n_ubatch, self.unified)
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        done = super().seq_rm(seq, p0, p1)
+        warn_if_window_lost(self, self.dsa.mla, self.swa, seq, p0, p1)
+        return done

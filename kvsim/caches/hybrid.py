@@ -1,0 +1,77 @@
+"""Attention beside recurrent states: the two must agree on what a sequence holds, and cannot always
+(``src/llama-memory-hybrid.cpp``, ``src/llama-memory-hybrid-iswa.cpp``).
+
+A recurrent state cannot forget a token in the middle, so it is asked first and may refuse::
+
+    attn        0 1 2 3 4 5      seq_rm(s, 3, -1): the state stands at 5 and keeps no snapshot
+    recurrent   [state at 5]     -> False, and attention is not touched
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvsim.batch import BatchAllocator
+from kvsim.caches.composite import CompositeMemory, Split
+from kvsim.caches.iswa import ISWACache
+from kvsim.caches.kv import KVCache
+from kvsim.caches.recurrent import RecurrentMemory
+from kvsim.memory import Memory
+
+
+class HybridBase(CompositeMemory):
+    """What every hybrid has in common: an attention part and ``recurrent``, in that order."""
+
+    def __init__(self, attention: str, attn: Memory, recurrent: RecurrentMemory, n_stream: int) -> None:
+        super().__init__({attention: attn, "recurrent": recurrent}, recurrent.n_seq_max)
+        self.attn = attn
+        self.recurrent = recurrent
+        self.n_stream = n_stream
+
+    def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
+        """Equal splits that keep the tail of a sequence in one ubatch, so that a rollback can reach it; one
+        sequence after the other if every token is an output (H1)."""
+        if output_all:
+            yield lambda: batch.split_seq(n_ubatch)
+        else:
+            tail = self.recurrent.n_keep_tail
+            yield lambda: batch.split_equal(n_ubatch, sequential=self.n_stream > 1, n_keep_tail=tail)
+
+    def prepare_order(self) -> Sequence[str]:
+        """The recurrent part first: it is the one that refuses for reasons of its own."""
+        return ["recurrent", *self.attn.leaves()]
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """False, and nothing changed, if the recurrent part refuses (H3). ``seq`` -1 is always refused."""
+        return self.recurrent.seq_rm(seq, p0, p1) and self.attn.seq_rm(seq, p0, p1)
+
+    def seq_pos_min(self, seq: int) -> int:
+        return max(self.attn.seq_pos_min(seq), self.recurrent.seq_pos_min(seq))
+
+    def seq_pos_max(self, seq: int) -> int:
+        return min(self.attn.seq_pos_max(seq), self.recurrent.seq_pos_max(seq))
+
+    @property
+    def can_shift(self) -> bool:
+        return self.attn.can_shift
+
+
+class HybridMemory(HybridBase):
+    """One attention cache ``attn`` and the recurrent states. A failed restore of the states clears the
+    attention sequence too, if it was read (H7)."""
+
+    kind = "hybrid"
+    not_in_partial = frozenset({"attn"})
+    undoes_restore = True
+
+    def __init__(self, attn: KVCache, recurrent: RecurrentMemory) -> None:
+        super().__init__("attn", attn, recurrent, attn.n_stream)
+
+
+class HybridISWA(HybridBase):
+    """An iSWA pair and the recurrent states. A failed restore of the states is not undone."""
+
+    kind = "hybrid_iswa"
+
+    def __init__(self, iswa: ISWACache, recurrent: RecurrentMemory) -> None:
+        super().__init__("iswa", iswa, recurrent, iswa.base.n_stream)

@@ -1,0 +1,609 @@
+"""The attention KV cache: one cell table, head and slab of rows per stream (``src/llama-kv-cache.cpp``).
+
+What it leaves out: the split of the cache over layers with other windows (iswa.py), recurrent states
+(recurrent.py), indexers (dsa.py, msa.py). State formats are in kv_state.py, what a graph sees in
+kv_view.py.
+
+A batch is placed in two phases. ``prepare`` looks for the slots of all ubatches, one after the other,
+each on top of the ones before, then undoes them in reverse::
+
+    cells  0 0 0 . 1 1 . .     ubatch 1 -> 3, 6     ubatch 2 -> 7, no more: refused, all put back
+                 ^ head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kvsim import window
+from kvsim.batch import BatchAllocator, Ubatch
+from kvsim.caches import kv_state
+from kvsim.caches.kv_view import KVView
+from kvsim.cells import CellTable, SavedCells
+from kvsim.errors import CacheUsageError, IntegrityError
+from kvsim.events import Event
+from kvsim.memory import (
+    MAX_SEQ,
+    BatchContext,
+    BoolArray,
+    FailedContext,
+    IntArray,
+    Leaf,
+    MemoryContext,
+    PrepareFailure,
+    SlotInfo,
+    UpdateContext,
+    position_range,
+)
+from kvsim.models.cache_spec import CacheSpec
+from kvsim.models.params import RopeType, SwaType
+from kvsim.state import StateReader, StateWriter
+from kvsim.tensors.store import KVStore
+
+SEARCH_WINDOW = 1024
+"""Cells looked at in the first step of a slot search; later steps look at four times as many."""
+
+
+class KVCache(Leaf):
+    """Cells for keys and values: unified (one stream) or one stream per sequence.
+
+    ``spec`` is the cache as llama.cpp constructs it (size, streams, window, layers); ``store`` holds the
+    rows when numbers are wanted, None when only the metadata is.
+    """
+
+    kind = "kv"
+    has_mask = True
+    """Whether the graph masks attention over these cells; an indexer's cells are masked otherwise."""
+
+    def __init__(self, spec: CacheSpec, name: str = "kv", store: KVStore | None = None) -> None:
+        self.spec = spec
+        self.name = name
+        self.store = store
+        self.n_seq_max = spec.n_seq_max
+        self.cells = [CellTable(spec.size) for _ in range(spec.n_stream)]
+        self.heads = [0] * spec.n_stream
+        self.pending_copies: list[tuple[int, int]] = []
+
+    @property
+    def size(self) -> int:
+        """Cells per stream."""
+        return self.cells[0].size
+
+    @property
+    def n_stream(self) -> int:
+        return self.spec.n_stream
+
+    @property
+    def has_shift(self) -> bool:
+        return any(cells.has_shift for cells in self.cells)
+
+    @property
+    def can_shift(self) -> bool:
+        """False for models with more than one position per token, or with rope widths by layer."""
+        return self.spec.can_shift
+
+    def stream_of(self, seq: int) -> int:
+        """The stream that holds ``seq``."""
+        return seq if self.n_stream > 1 else 0
+
+    def known_ids(self) -> int:
+        """Sequence ids below this are known: all 256 for one stream, else one per stream."""
+        return MAX_SEQ if self.n_stream == 1 else self.n_stream
+
+    def check_seq(self, op: str, seq: int, wildcard: bool = False) -> None:
+        """Refuse an id on which llama.cpp asserts."""
+        if (wildcard and seq == -1) or 0 <= seq < self.known_ids():
+            return
+        every = " (or -1 for every sequence)" if wildcard else ""
+        raise CacheUsageError(
+            f"{op}: sequence {seq} is unknown to cache {self.name!r}; llama.cpp aborts. "
+            f"Use an id from 0 to {self.known_ids() - 1}{every}"
+        )
+
+    # -- finding slots -------------------------------------------------------------------------
+
+    def usable(self, stream: int, lo: int, hi: int) -> BoolArray:
+        """Which cells of [lo, hi) a token may take: empty ones, and those whose only owner's window has
+        passed them. A shared cell is never taken, even if masked for all its owners (F2)."""
+        cells = self.cells[stream]
+        pos = cells.pos[lo:hi]
+        free: BoolArray = pos == -1
+        if self.spec.swa_type is SwaType.NONE:
+            return free
+        for s in cells.sequences():
+            start = self._window_start(cells, s)
+            if cells.seq_pos_min(s) < start:
+                free |= cells.single_owner(s, lo, hi) & (pos < start)
+        return free
+
+    def _window_start(self, cells: CellTable, s: int) -> int:
+        """What the next token of ``s`` can see begins here."""
+        return window.window_start(self.spec.swa_type, self.spec.n_swa, cells.seq_pos_max(s) + 1)
+
+    def find_slot(self, ubatch: Ubatch, cont: bool = False) -> SlotInfo | None:
+        """Cells for every token, searched from the head, wrapping once (``find_slot``).
+
+        ``cont`` asks for one contiguous run per stream, as the historic allocator did; decoding never
+        does. Returns None and sets ``last_failure`` if a stream has no room.
+        """
+        n_parts = 1 if self.n_stream == 1 else ubatch.n_seqs_unq
+        n = ubatch.n_tokens // n_parts
+        streams = tuple(self.stream_of(s) for s in ubatch.seq_id_unq[:n_parts])
+        parts = []
+        for stream in streams:
+            found = self._find_run(stream, n) if cont else self._find_cells(stream, n)
+            if len(found) < n:
+                self.last_failure = self._why(stream, n, len(found))
+                self._emit("slot", stream, found=False, asked=n)
+                return None
+            parts.append(found)
+        slot = SlotInfo(streams, tuple(parts))
+        if self.observer is not None:
+            for stream, found in zip(streams, parts, strict=True):
+                self._emit("slot", stream, found, found=True, asked=n)
+        return slot
+
+    def _search_from(self, stream: int, n: int) -> int:
+        """The head, or 0 when enough cells before it are free. The stored head stays."""
+        head = self.heads[stream]
+        return 0 if head > self.cells[stream].used + 2 * n or head >= self.size else head
+
+    def _find_cells(self, stream: int, n: int) -> IntArray:
+        """The first ``n`` usable cells from the head on, fewer if there are not so many."""
+        if n > self.size:
+            return np.empty(0, np.int32)
+        head = self._search_from(stream, n)
+        found: list[IntArray] = []
+        missing = n
+        for start, stop in ((head, self.size), (0, head)):
+            step, lo = SEARCH_WINDOW, start
+            while lo < stop and missing:
+                hi = min(stop, lo + step)
+                taken = np.flatnonzero(self.usable(stream, lo, hi))[:missing].astype(np.int32) + np.int32(lo)
+                found.append(taken)
+                missing -= len(taken)
+                lo, step = hi, step * 4
+        return np.concatenate(found) if found else np.empty(0, np.int32)
+
+    def _find_run(self, stream: int, n: int) -> IntArray:
+        """One run of ``n`` usable cells from the head on; empty if there is none."""
+        head, tested, usable = self._search_from(stream, n), 0, self.usable(stream, 0, self.size)
+        if n > self.size:
+            return np.empty(0, np.int32)
+        while tested < self.size:
+            if head + n > self.size:
+                tested += self.size - head
+                head = 0
+                continue
+            blocked = np.flatnonzero(~usable[head : head + n])
+            if not len(blocked):
+                return np.arange(head, head + n, dtype=np.int32)
+            head += int(blocked[0]) + 1
+            tested += int(blocked[0]) + 1
+        return np.empty(0, np.int32)
+
+    def _why(self, stream: int, asked: int, found: int) -> PrepareFailure:
+        usable = self.usable(stream, 0, self.size)
+        free = int(np.count_nonzero(self.cells[stream].pos == -1))
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], usable, [False]))))
+        holes = edges[1::2] - edges[::2]
+        return PrepareFailure(
+            cache=self.name, stream=stream, ubatch=0, asked=asked, free=free,
+            reclaimable=int(np.count_nonzero(usable)) - free,
+            largest_hole=int(holes.max(initial=0)), found=found,
+        )  # fmt: skip
+
+    # -- placing -------------------------------------------------------------------------------
+
+    def prepare(self, ubatches: Sequence[Ubatch]) -> list[SlotInfo] | None:
+        """Slots of all ubatches, or None. Cells inside the slots are put back; what a placement purged
+        outside of them stays purged, and heads are put back by llama.cpp's odd indexing (P2, P3)."""
+        slots: list[SlotInfo] = []
+        undo: list[tuple[SlotInfo, list[int], list[SavedCells]]] = []
+        purged = 0
+        for i, ubatch in enumerate(ubatches):
+            slot = self.find_slot(ubatch)
+            if slot is None:
+                assert self.last_failure is not None
+                self.last_failure = replace(self.last_failure, ubatch=i, n_ubatches=len(ubatches))
+                break
+            saved = [self.cells[st].save(part) for st, part in zip(slot.strm, slot.idxs, strict=True)]
+            undo.append((slot, list(self.heads), saved))
+            slots.append(slot)
+            purged += self._place(slot, ubatch)
+        for slot, heads, saved in reversed(undo):
+            for local, (stream, cells) in enumerate(zip(slot.strm, saved, strict=True)):
+                self.cells[stream].restore(cells)
+                self.heads[stream] = heads[local]
+        if len(slots) < len(ubatches):
+            if purged:
+                self._hazard("purge-survives-refusal", purged=purged)
+            return None
+        return slots
+
+    def apply_ubatch(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
+        """Place a ubatch (``apply_ubatch``) and return what its graph sees."""
+        self._place(slot, ubatch)
+        return KVView(self, slot, ubatch)
+
+    def _place(self, slot: SlotInfo, ubatch: Ubatch) -> int:
+        """Write positions, ext and owners; purge so that sequences stay gapless; move the heads.
+        Returns the number of cells purged outside the slot."""
+        lost: dict[int, int] = {}  # seq -> largest position that was overwritten
+        at = 0
+        for stream, part in zip(slot.strm, slot.idxs, strict=True):
+            rows = slice(at, at + len(part))
+            self._evict(self.cells[stream], part, lost)
+            self.cells[stream].place(part, ubatch.pos0[rows], ubatch.seq_ids[rows])
+            self._write_ext(self.cells[stream], part, ubatch, rows)
+            at += len(part)
+            self._emit("write", stream, part, pos=ubatch.pos0[rows], seqs=ubatch.seq_ids[rows])
+        purged = sum(self._purge(s, reach) for s, reach in sorted(lost.items()))
+        for stream, part in zip(slot.strm, slot.idxs, strict=True):
+            self._move_head(stream, int(part[-1]) + 1)
+        return purged
+
+    def _evict(self, cells: CellTable, part: IntArray, lost: dict[int, int]) -> None:
+        """Free the window-reusable cells of a slot and remember how far each owner lost positions."""
+        taken = part[cells.pos[part] != -1]
+        if not len(taken):
+            return
+        for i in taken.tolist():
+            owner = cells.owners(i)[0]
+            lost[owner] = max(lost.get(owner, -1), int(cells.pos[i]))
+        cells.rm(taken)
+
+    def _write_ext(self, cells: CellTable, part: IntArray, ubatch: Ubatch, rows: slice) -> None:
+        """Token and 2-D position (A2). An embedding ubatch with one position per token writes none, and
+        what the cell held before stays visible (cells R16)."""
+        two_d = ubatch.n_pos >= 3
+        if not (two_d or ubatch.tokens is not None or self.spec.ngram_token is not None):
+            return
+        tok: Any = self.spec.embd_token
+        if ubatch.tokens is not None:
+            tok = ubatch.tokens[rows]
+            if ubatch.has_embd:
+                tok = np.where(tok < 0, self.spec.embd_token, tok)
+        x, y = (ubatch.pos[2, rows], ubatch.pos[1, rows]) if two_d else (0, 0)
+        cells.set_ext(part, tok, x, y)
+
+    def _purge(self, s: int, reach: int) -> int:
+        """Drop the positions of ``s`` up to ``reach``, so that all between its min and max are there (A4)."""
+        stream = self.stream_of(s)
+        lowest = self.cells[stream].seq_pos_min(s)
+        if lowest > reach:
+            return 0
+        lost, freed = self._drop(stream, s, max(lowest, 0), reach + 1)
+        self._emit("purge", stream, lost, seq=s, reach=reach, freed=freed)
+        return len(lost)
+
+    def _move_head(self, stream: int, to: int) -> None:
+        if self.observer is not None and self.heads[stream] != to:
+            self._emit("head", stream, old=self.heads[stream], new=to)
+        self.heads[stream] = to
+
+    def get_n_kv(self, slot: SlotInfo) -> int:
+        """Padded attention length: one value for all streams of a ubatch, so that graphs repeat."""
+        pad = max(self.spec.n_pad, 256)
+        used = max(self.cells[stream].used_max_p1 for stream in slot.strm)
+        return min(self.size, max(pad, -(-used // pad) * pad))
+
+    # -- preparing changes ---------------------------------------------------------------------
+
+    def init_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool = False) -> MemoryContext:
+        """One stream: the simple split; several: equal splits of consecutive sequences (section 9)."""
+        if self.n_stream == 1:
+            ubatches = batch.split_all(lambda: batch.split_simple(n_ubatch))
+        else:
+            ubatches = batch.split_all(lambda: batch.split_equal(n_ubatch, sequential=True))
+        if ubatches is None:
+            return FailedContext(None)
+        slots = self.prepare(ubatches)
+        if slots is None:
+            return FailedContext(self.last_failure)
+        return BatchContext(ubatches, {self.name: self}, {self.name: slots})
+
+    def check_update(self) -> None:
+        """Refuse a pending shift on which llama.cpp ends the process, before anything is taken."""
+        if not self.has_shift:
+            return
+        if not self.can_shift:
+            raise CacheUsageError(
+                f"cache {self.name!r} cannot shift its keys (rope widths differ by layer); llama.cpp aborts at "
+                f"the next decode. Remove and re-decode the positions instead of shifting them"
+            )
+        if self.spec.rope_type is RopeType.NONE:
+            return
+        if not self.spec.layers:
+            raise CacheUsageError(
+                f"cache {self.name!r} has no layer, so the shift graph is empty; llama.cpp aborts at the next "
+                f"decode. Do not call seq_add or seq_div on this model"
+            )
+        if self.spec.is_quantized_k and not self.spec.n_rot_k:
+            raise CacheUsageError(
+                f"cache {self.name!r} stores quantised keys whose head size is no multiple of 64: llama.cpp has no "
+                f"rotation matrix for its shift graph and crashes. Use an f16 K cache, or do not shift"
+            )
+
+    def init_update(self, optimize: bool = False) -> UpdateContext:
+        """The queued stream copies and the pending shift. ``optimize`` changes nothing (b11434)."""
+        self.check_update()
+        return UpdateContext([self.take_update()])
+
+    def take_update(self) -> Callable[[], None] | None:
+        """Take the pending work out of the cache; None if there is none."""
+        copies, self.pending_copies = self.pending_copies, []
+        shift = self.has_shift
+        return partial(self._update, copies, shift) if copies or shift else None
+
+    def _update(self, copies: Sequence[tuple[int, int]], shift: bool) -> None:
+        """Copy whole streams, then turn the keys; positions were changed long before."""
+        for src, dst in copies:
+            if self.store is not None:
+                self.store.copy_stream(src, dst)
+            self._emit("stream_copy", dst, src=src)
+        if not shift:
+            return
+        if self.spec.rope_type is not RopeType.NONE and self.store is not None:
+            self.store.apply_shift(np.stack([cells.shift for cells in self.cells]))
+        for stream, cells in enumerate(self.cells):
+            if self.observer is not None:
+                self._emit("k_shift", stream, np.flatnonzero(cells.shift).astype(np.int32))
+            cells.reset_shift()
+
+    # -- sequence operations -------------------------------------------------------------------
+
+    def clear(self, data: bool) -> None:
+        """Empty all tables and heads. Queued stream copies stay queued (surprise 6)."""
+        for stream, cells in enumerate(self.cells):
+            self._emit("free", stream, np.flatnonzero(cells.pos != -1).astype(np.int32), reason="clear")
+            cells.reset()
+        self.heads = [0] * self.n_stream
+        if self.pending_copies:
+            self._hazard("clear-keeps-copies", copies=list(self.pending_copies))
+        if data and self.store is not None:
+            self.store.zero()
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """Always True. The head is lowered to the first freed cell."""
+        self.check_seq("seq_rm", seq, wildcard=True)
+        p0, p1 = position_range(p0, p1)
+        if seq >= 0:
+            self._drop(self.stream_of(seq), seq, p0, p1)
+            return True
+        for stream, cells in enumerate(self.cells):
+            freed = cells.rm_range(p0, p1)
+            self._emit("free", stream, freed, reason="seq_rm", seq=-1)
+            self._lower_head(stream, freed)
+        return True
+
+    def _drop(self, stream: int, seq: int, p0: int, p1: int) -> tuple[IntArray, IntArray]:
+        lost, freed = self.cells[stream].seq_rm(seq, p0, p1)
+        if self.observer is not None and len(lost):
+            self._emit("free", stream, freed, reason="seq_rm", seq=seq, lost=lost)
+        self._lower_head(stream, freed)
+        return lost, freed
+
+    def _lower_head(self, stream: int, freed: IntArray) -> None:
+        """Let the next search start at a cell that was just freed, if that is earlier."""
+        if len(freed) and int(freed[0]) < self.heads[stream]:
+            self._move_head(stream, int(freed[0]))
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Within a stream the cells gain an owner; to another stream everything is copied, cell by cell now,
+        the rows at the next update. A proper sub-range between streams ends llama.cpp (section 5)."""
+        self.check_seq("seq_cp", src)
+        self.check_seq("seq_cp", dst)
+        if self.stream_of(src) != self.stream_of(dst):
+            self._copy_stream(src, dst, p0, p1)
+        elif src != dst:
+            lo, hi = position_range(p0, p1)
+            gained = self.cells[self.stream_of(src)].seq_share(src, dst, lo, hi)
+            self._emit("share", self.stream_of(src), gained, src=src, dst=dst)
+
+    def check_full_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Refuse a sub-range between streams. Ends beyond the cache, and p1 = 0, count as the whole."""
+        if self.stream_of(src) == self.stream_of(dst):
+            return
+        if (0 < p0 and p0 + 1 < self.size) or (0 < p1 and p1 + 1 < self.size):
+            raise CacheUsageError(
+                f"seq_cp({src}, {dst}, {p0}, {p1}): between streams only whole sequences can be copied; llama.cpp "
+                f"aborts. Copy with p0 = p1 = -1 and remove what is not wanted from the copy"
+            )
+
+    def _copy_stream(self, src: int, dst: int, p0: int, p1: int) -> None:
+        self.check_full_copy(src, dst, p0, p1)
+        if p0 > 0 or p1 >= 0:
+            self._hazard("copy-ignores-range", src=src, dst=dst, p0=p0, p1=p1)
+        a, b = self.stream_of(src), self.stream_of(dst)
+        self.pending_copies.append((a, b))
+        source, target = self.cells[a], self.cells[b]
+        self._emit("free", b, np.flatnonzero(target.pos != -1).astype(np.int32), reason="seq_cp", seq=dst)
+        target.reset()
+        taken = np.flatnonzero(source.has(src)).astype(np.int32)
+        if len(taken):
+            target.place(taken, source.pos[taken], [(dst,)] * len(taken))
+            target.set_ext(taken, source.tok[taken], source.x[taken], source.y[taken])
+            target.shift[taken] = source.shift[taken]
+            target.has_shift = bool(source.shift[taken].any())
+        self.heads[b] = self.heads[a]
+        self._emit("copy_queued", b, taken, src=src, dst=dst)
+
+    def seq_keep(self, seq: int) -> None:
+        """Only ``seq`` stays, in its own stream; other streams are not touched (O7)."""
+        self.check_seq("seq_keep", seq)
+        stream = self.stream_of(seq)
+        shed, freed = self.cells[stream].seq_keep(seq)
+        self._emit("free", stream, freed, reason="seq_keep", seq=seq, lost=shed)
+        self._lower_head(stream, freed)
+        others = [s for s, cells in enumerate(self.cells) if s != stream and cells.used]
+        if others:
+            self._hazard("keep-spares-other-streams", seq=seq, streams=others)
+
+    def check_editable(self, op: str, seq: int) -> None:
+        """Refuse seq_add and seq_div where llama.cpp asserts."""
+        self.check_seq(op, seq)
+        if self.spec.n_pos_per_embd > 1:
+            raise CacheUsageError(
+                f"{op}: this model has {self.spec.n_pos_per_embd} positions per token (M-RoPE), which cannot be "
+                f"moved; llama.cpp aborts. Remove and re-decode the tokens instead"
+            )
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Move positions; the keys turn at the next update. A shared cell moves for every owner, and below
+        position 0 it is freed for all of them. The head goes to the first freed cell, else to 0."""
+        self.check_editable("seq_add", seq)
+        p0, p1 = position_range(p0, p1)
+        if delta == 0 or p0 == p1:
+            return
+        stream = self.stream_of(seq)
+        cells = self.cells[stream]
+        before = self._shared_by(cells, seq, p0, p1)
+        moved, freed = cells.pos_add(seq, p0, p1, delta)
+        if self.observer is not None:
+            self._emit("shift", stream, moved, seq=seq, delta=delta)
+            if len(freed):
+                self._emit("free", stream, freed, reason="seq_add", seq=seq)
+            if before:
+                self._hazard("shift-moves-other-owners", stream=stream, seq=seq, others=before)
+        self._move_head(stream, int(freed[0]) if len(freed) else 0)
+
+    def _shared_by(self, cells: CellTable, seq: int, p0: int, p1: int) -> list[int]:
+        """Who else owns cells of ``seq`` in the range; looked up only for an observer."""
+        if self.observer is None:
+            return []
+        mine = cells.has(seq) & (cells.pos[: cells.used_max_p1] >= p0) & (cells.pos[: cells.used_max_p1] < p1)
+        return [s for s in cells.sequences() if s != seq and bool((cells.has(s) & mine).any())]
+
+    def check_divisor(self, seq: int, p0: int, p1: int, d: int) -> None:
+        """Division by 0 faults in llama.cpp as soon as a cell is in range."""
+        p0, p1 = position_range(p0, p1)
+        if d != 0 or p0 == p1:
+            return
+        cells = self.cells[self.stream_of(seq)]
+        pos = cells.pos[cells.has(seq, self.size)]
+        if bool(((pos >= p0) & (pos < p1)).any()):
+            raise CacheUsageError(
+                f"seq_div({seq}, {p0}, {p1}, 0): positions cannot be divided by 0; llama.cpp crashes. "
+                f"Use a divisor of 2 or more"
+            )
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        """Divide positions. The pending shift gets old minus new, so the keys will turn the wrong way."""
+        self.check_editable("seq_div", seq)
+        self.check_divisor(seq, p0, p1, d)
+        p0, p1 = position_range(p0, p1)
+        if d == 1 or p0 == p1:
+            return
+        stream = self.stream_of(seq)
+        touched = self.cells[stream].pos_div(seq, p0, p1, d)
+        self._emit("shift", stream, touched, seq=seq, divisor=d)
+        if len(touched):
+            self._hazard("division-turns-backwards", seq=seq, d=d)
+
+    def seq_pos_min(self, seq: int) -> int:
+        self.check_seq("seq_pos_min", seq)
+        return self.cells[self.stream_of(seq)].seq_pos_min(seq)
+
+    def seq_pos_max(self, seq: int) -> int:
+        self.check_seq("seq_pos_max", seq)
+        return self.cells[self.stream_of(seq)].seq_pos_max(seq)
+
+    # -- saved states, pictures, proof ---------------------------------------------------------
+
+    def state_write(self, io: StateWriter, seq: int = -1, flags: int = 0) -> None:
+        kv_state.write(self, io, seq)
+
+    def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
+        kv_state.read(self, io, seq)
+
+    def memory_breakdown(self) -> dict[str, int]:
+        return self.spec.bytes_by_tensor()
+
+    def snapshot_into(
+        self, name: str, caches: dict[str, list[dict[str, Any]]], extra: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        caches[name] = [
+            {"head": head, "used": cells.used, "has_shift": cells.has_shift, "cells": cells.rows()}
+            for head, cells in zip(self.heads, self.cells, strict=True)
+        ]
+        if self.pending_copies:
+            extra.setdefault("pending_copies", {})[name] = [list(pair) for pair in self.pending_copies]
+        return None
+
+    def check_integrity(self) -> None:
+        for stream, cells in enumerate(self.cells):
+            try:
+                cells.check_integrity()
+            except IntegrityError as err:
+                raise IntegrityError(f"cache {self.name!r}, stream {stream}: {err}") from err
+            if not 0 <= self.heads[stream] <= self.size:
+                raise IntegrityError(f"cache {self.name!r}, stream {stream}: head {self.heads[stream]} is outside")
+
+    # -- telling the observer ------------------------------------------------------------------
+
+    def _emit(self, what: str, stream: int, cells: IntArray | None = None, **detail: Any) -> None:
+        if self.observer is not None:
+            held = np.empty(0, np.int32) if cells is None else cells
+            self.observer(Event(what, self.name, stream, held, detail))
+
+    def _hazard(self, hazard: str, stream: int = -1, **detail: Any) -> None:
+        if self.observer is not None:
+            self.observer(Event("hazard", self.name, stream, detail={"id": hazard, **detail}))
+
+
+class SharedKVCache(KVCache):
+    """A cache that looks at another one's cells (``mem_other``): the draft of a speculative decode.
+
+    It has the source's size and rows. Slots are searched on the shared table, but nothing is ever
+    written through it: sequence operations, placements, updates and states are silently skipped.
+    """
+
+    def __init__(self, spec: CacheSpec, source: KVCache, name: str = "kv") -> None:
+        super().__init__(replace(spec, size=source.size), name, source.store)
+        self.source = source
+        self.cells = source.cells
+
+    def _place(self, slot: SlotInfo, ubatch: Ubatch) -> int:
+        return 0
+
+    def check_update(self) -> None:
+        pass
+
+    def _update(self, copies: Sequence[tuple[int, int]], shift: bool) -> None:
+        pass
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        return True
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        pass
+
+    def seq_keep(self, seq: int) -> None:
+        pass
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        pass
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        pass
+
+    def seq_pos_min(self, seq: int) -> int:
+        return self.source.seq_pos_min(seq)
+
+    def seq_pos_max(self, seq: int) -> int:
+        return self.source.seq_pos_max(seq)
+
+    def state_write(self, io: StateWriter, seq: int = -1, flags: int = 0) -> None:
+        pass
+
+    def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
+        pass
+
+    def memory_breakdown(self) -> dict[str, int]:
+        return {}

@@ -1,0 +1,96 @@
+"""The graph-reuse decision: is the graph of this ubatch the one that ran last? (``src/llama-graph.h``)
+
+llama.cpp keeps two built graphs, one for ubatches with outputs and one for those without, but only one
+is *active*: alternating between the two rebuilds every time (decode.md section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvsim.batch import Ubatch
+from kvsim.memory import View
+
+ALWAYS_REBUILT = {
+    "llama4": "its temperature-scaling input has no check",
+    "mistral3": "its temperature-scaling input has no check",
+    "mistral4": "its temperature-scaling input has no check",
+    "deepseek2": "its temperature-scaling input has no check",
+    "t5": "its position-bucket input has no check",
+}
+"""Architectures with an input that llama.cpp cannot check, and so never reuses."""
+
+
+@dataclass(frozen=True)
+class GraphDecision:
+    """Whether the graph was reused, and if not, why: ``n_kv 256 -> 512``."""
+
+    reused: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return "reused" if self.reused else f"rebuilt: {self.reason}"
+
+
+class GraphCache:
+    """The two graphs llama.cpp keeps, as the values that were baked into them."""
+
+    def __init__(self, arch: str) -> None:
+        self._arch = arch
+        self._built: dict[bool, dict[str, Any]] = {}
+        self._active: bool | None = None
+        self._dropped = "the first graph"
+
+    def drop(self, reason: str) -> None:
+        """Forget both graphs, as an update of the memory does."""
+        self._built.clear()
+        self._active = None
+        self._dropped = reason
+
+    def decide(self, ubatch: Ubatch, n_outputs: int, views: Mapping[str, View]) -> GraphDecision:
+        """Reuse the active graph, or remember what a new one is built from."""
+        key = graph_key(ubatch, n_outputs, views)
+        slot = n_outputs > 0
+        reason = self._why_not(slot, key)
+        self._built[slot] = key
+        self._active = slot
+        return GraphDecision(not reason, reason)
+
+    def _why_not(self, slot: bool, key: dict[str, Any]) -> str:
+        if self._active is None:
+            return self._dropped
+        if slot != self._active:
+            return "the last ubatch had " + ("no outputs" if slot else "outputs") + ", this one not so"
+        if self._arch in ALWAYS_REBUILT:
+            return ALWAYS_REBUILT[self._arch]
+        old = self._built[slot]
+        for name in [*key, *(name for name in old if name not in key)]:
+            if old.get(name) != key.get(name):
+                return f"{name} {_text(old.get(name))} -> {_text(key.get(name))}"
+        return ""
+
+
+def graph_key(ubatch: Ubatch, n_outputs: int, views: Mapping[str, View]) -> dict[str, Any]:
+    """Everything that must be equal for a graph to be used again, by name."""
+    key: dict[str, Any] = {
+        "n_tokens": ubatch.n_tokens,
+        "n_seq_tokens": ubatch.n_seq_tokens,
+        "n_seqs": ubatch.n_seqs,
+        "n_seqs_unq": ubatch.n_seqs_unq,
+        "equal_seqs": ubatch.equal_seqs,
+        "tokens": ubatch.tokens is not None,
+        "embeddings": ubatch.has_embd,
+        "n_outputs": n_outputs,
+    }
+    if ubatch.equal_seqs:
+        key["sequences"] = ubatch.seq_id_unq
+    for leaf, view in views.items():
+        for name, value in view.reuse_key().items():
+            key[name if len(views) == 1 else f"{leaf} {name}"] = value
+    return key
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,128 @@
+"""Replaying a recording: the same operations on our own memory, in the recording's own format."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from kvsim.batch import Batch
+from kvsim.caches.factory import LeafFactory
+from kvsim.context import Context, Fault
+from kvsim.errors import CacheUsageError, KvsimError, TraceError
+from kvsim.models.context_params import ContextParams
+from kvsim.models.params import ModelParams
+from kvsim.trace.header import Header
+from kvsim.trace.read import Step, Trace
+
+N_VOCAB = 128
+"""Vocabulary of every recorded model; the header does not say it."""
+
+
+def context_of(header: Header, leaves: LeafFactory | None = None) -> Context:
+    """A context like the recorded one. Raises TraceError if the header contradicts itself."""
+    line = header.to_json()
+    try:
+        model, params = ModelParams.from_header(line), ContextParams.from_header(line)
+        context = Context(model, params, N_VOCAB, leaves=leaves or LeafFactory(), recording=True)
+    except TraceError:
+        raise
+    except KvsimError as err:
+        raise TraceError(f"the header describes a context that cannot be: {err}") from err
+    if context.memory.kind != header.memory:
+        raise TraceError(f"header says memory {header.memory!r}, but {header.arch} has {context.memory.kind!r}")
+    return context
+
+
+class Replayer:
+    """Performs operations of the trace format on a context; saved states are kept by slot."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.saved: dict[int, bytes] = {}
+
+    def apply(self, op: str, args: dict[str, Any]) -> int | None:
+        """Perform one operation and return what the recording has under ``ret``."""
+        memory = self.context.memory
+        if op == "decode":
+            return self.decode(args)
+        if op == "seq_rm":
+            return int(memory.seq_rm(args["seq"], args["p0"], args["p1"]))
+        if op == "seq_cp":
+            memory.seq_cp(args["src"], args["dst"], args["p0"], args["p1"])
+        elif op == "seq_keep":
+            memory.seq_keep(args["seq"])
+        elif op == "seq_add":
+            memory.seq_add(args["seq"], args["p0"], args["p1"], args["delta"])
+        elif op == "seq_div":
+            memory.seq_div(args["seq"], args["p0"], args["p1"], args["d"])
+        elif op == "clear":
+            memory.clear(args["data"])
+        elif op.startswith("state_"):
+            return self.state(op, args)
+        elif op == "rows":
+            return 0
+        elif op != "init":
+            raise TraceError(f"unknown operation {op!r}")
+        return None
+
+    def decode(self, args: dict[str, Any]) -> int:
+        tokens, n_embd = args["tokens"], None
+        seq, out = args.get("seq"), args.get("out")
+        if tokens is None:
+            import numpy as np
+
+            n_embd = np.zeros((len(seq or ()), 0), np.float32)
+        batch = Batch(tokens=tokens, embd=n_embd, pos=args.get("pos"), seq_ids=seq, output=out)
+        abort = args.get("abort_at_ubatch")
+        return self.context.decode(batch, None if abort is None else Fault(abort))
+
+    def state(self, op: str, args: dict[str, Any]) -> int:
+        context, slot = self.context, args["slot"]
+        if op == "state_seq_get":
+            self.saved[slot] = context.state_seq_get(args["seq"], args["flags"])
+            return len(self.saved[slot])
+        if op == "state_get":
+            self.saved[slot] = context.state_get()
+            return len(self.saved[slot])
+        data = _damaged(self.saved[slot], args)
+        if op == "state_seq_set":
+            return context.state_seq_set(data, args["seq"], args["flags"])
+        return context.state_set(data)
+
+
+def _damaged(data: bytes, args: dict[str, Any]) -> bytes:
+    """The bytes a recording fed back: cut short, or with the first byte changed."""
+    if "xor0" in args and data:
+        data = bytes([data[0] ^ args["xor0"]]) + data[1:]
+    return data[: args["truncate"]] if "truncate" in args else data
+
+
+def replay(trace: Trace, leaves: LeafFactory | None = None) -> Iterator[Step]:
+    """Every recorded operation, computed by kvsim: the same fields, the whole picture after each.
+
+    Memory does not grow with the trace, but for the states it saves. Raises TraceError at an operation on
+    which llama.cpp would have ended, naming it.
+    """
+    replayer = Replayer(context_of(trace.header, leaves))
+    for recorded in trace:
+        try:
+            ret = replayer.apply(recorded.op, recorded.args)
+        except CacheUsageError as err:
+            raise TraceError(f"operation {recorded.i} ({recorded.op}): {err}", trace.path, recorded.i + 2) from err
+        yield _step(replayer, recorded, ret)
+
+
+def _step(replayer: Replayer, recorded: Step, ret: int | None) -> Step:
+    context = replayer.context
+    ubatches = [record.json for record in context.records] if recorded.op == "decode" else None
+    extra: dict[str, Any] = {}
+    if recorded.op in ("state_seq_get", "state_get"):
+        extra = {"size": ret}
+    after = context.memory.snapshot().to_json()
+    return Step(recorded.i, recorded.op, recorded.args, ret, ubatches, after, extra)
+
+
+def fingerprint(data: bytes) -> str:
+    """The digest a recording keeps of a saved state."""
+    return hashlib.sha256(data).hexdigest()

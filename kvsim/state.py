@@ -1,0 +1,282 @@
+"""Saved states: the byte streams, and the containers llama.cpp puts around them (spec/state.md).
+
+A memory writes itself through a :class:`StateWriter` and reads itself through a :class:`StateReader`;
+the layout of each memory is beside its code. Integers are little-endian, nothing is aligned.
+
+Reading a whole buffer is *deferred* as in llama.cpp (``src/llama-io.cpp``): rows are collected while
+the cells are read and move only at the end, so that a refused state changes no rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvsim.errors import CacheUsageError, StateError
+
+if TYPE_CHECKING:
+    from kvsim.memory import Memory
+
+PARTIAL_ONLY = 1
+"""Only what a rollback needs: the window and recurrent parts."""
+ON_DEVICE = 2
+"""Row bytes stay in buffers of the context, one storage per source sequence."""
+
+SEQ_MAGIC = 0xAF143CD8
+SESSION_FILE = (0x6767736E, 11)
+"""Magic 'ggsn' and version of a whole-state file."""
+SEQ_FILE = (0x67677371, 4)
+"""Magic 'ggsq' and version of a sequence file."""
+
+
+class StateWriter:
+    """Collects a state. With ``device`` set, row bytes go there instead of into the buffer."""
+
+    def __init__(self, device: list[bytes] | None = None) -> None:
+        self._parts: list[bytes] = []
+        self._device = device
+
+    def u32(self, value: int) -> None:
+        self._parts.append(struct.pack("<I", value))
+
+    def i32(self, value: int) -> None:
+        self._parts.append(struct.pack("<i", value))
+
+    def u64(self, value: int) -> None:
+        self._parts.append(struct.pack("<Q", value))
+
+    def string(self, text: str) -> None:
+        data = text.encode()
+        self.u32(len(data))
+        self._parts.append(data)
+
+    def raw(self, data: bytes) -> None:
+        """Metadata bytes."""
+        self._parts.append(data)
+
+    def rows(self, data: bytes | None, n_bytes: int) -> None:
+        """Row bytes; ``None`` (no store attached) stands for zeros of the right length."""
+        payload = bytes(n_bytes) if data is None else data
+        (self._parts if self._device is None else self._device).append(payload)
+
+    def getvalue(self) -> bytes:
+        return b"".join(self._parts)
+
+
+class StateReader:
+    """Reads a state. Every read past the end raises StateError with the offset; row writes are deferred."""
+
+    def __init__(self, data: bytes, device: bytes | None = None) -> None:
+        self._data = memoryview(data)
+        self._device = None if device is None else memoryview(device)
+        self._device_at = 0
+        self.at = 0
+        self._deferred: list[Callable[[], None]] = []
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self.at
+
+    def take(self, n: int, what: str = "data") -> bytes:
+        """The next ``n`` metadata bytes."""
+        if n > self.left:
+            raise StateError(
+                f"state is truncated at byte {self.at}: {what} needs {n} more bytes, {self.left} are left"
+            )
+        self.at += n
+        return bytes(self._data[self.at - n : self.at])
+
+    def u32(self, what: str = "an integer") -> int:
+        return int(struct.unpack("<I", self.take(4, what))[0])
+
+    def i32(self, what: str = "an integer") -> int:
+        return int(struct.unpack("<i", self.take(4, what))[0])
+
+    def u64(self, what: str = "an integer") -> int:
+        return int(struct.unpack("<Q", self.take(8, what))[0])
+
+    def string(self, what: str = "a name") -> str:
+        return self.take(self.u32(f"the length of {what}"), what).decode("utf-8", "replace")
+
+    def rows(self, n_bytes: int, what: str = "rows") -> bytes:
+        """Row bytes, from the buffer or from the device storage."""
+        if self._device is None:
+            return self.take(n_bytes, what)
+        if self._device_at + n_bytes > len(self._device):
+            raise CacheUsageError(
+                f"the device storage of this state holds {len(self._device)} bytes and {what} needs "
+                f"{self._device_at + n_bytes}: a newer save of the same sequence replaced it. llama.cpp aborts; "
+                f"save again, or keep the state in host memory"
+            )
+        self._device_at += n_bytes
+        return bytes(self._device[self._device_at - n_bytes : self._device_at])
+
+    def defer(self, write: Callable[[], None]) -> None:
+        """Run ``write`` when the whole state has been read; never, if it is refused."""
+        self._deferred.append(write)
+
+    def commit(self) -> None:
+        for write in self._deferred:
+            write()
+        self._deferred.clear()
+
+    def check_device_used_up(self) -> None:
+        """The host part and the device storage must be consumed exactly (Od3, Od4)."""
+        if self._device is None:
+            return
+        if self.left or self._device_at != len(self._device):
+            raise CacheUsageError(
+                f"{self.left} bytes of the host part and {len(self._device) - self._device_at} of the device storage "
+                f"are left over: the state belongs to another save or another memory. llama.cpp aborts"
+            )
+
+
+@dataclass
+class DeviceStates:
+    """Row bytes kept on the device: one storage per source sequence; a newer save replaces it (Od2)."""
+
+    storage: dict[int, bytes] = field(default_factory=dict)
+
+
+def save_sequence(memory: Memory, seq: int, flags: int = 0, device: DeviceStates | None = None) -> bytes:
+    """The state of one sequence: magic, source id, then the memory (``llama_state_seq_get_data_ext``)."""
+    on_device = bool(flags & ON_DEVICE)
+    rows: list[bytes] = []
+    io = StateWriter(rows if on_device else None)
+    io.u32(SEQ_MAGIC)
+    io.i32(seq)
+    memory.state_write(io, seq, flags)
+    if on_device:
+        _storage(device).storage[seq] = b"".join(rows)
+    return io.getvalue()
+
+
+def load_sequence(
+    memory: Memory,
+    data: bytes,
+    seq: int,
+    flags: int = 0,
+    device: DeviceStates | None = None,
+    strict: bool = False,
+) -> int:
+    """Restore a sequence state into ``seq`` and return the bytes read (``llama_state_seq_set_data_ext``).
+
+    Raises StateError where llama.cpp returns 0; the memory is then as llama.cpp leaves it, which may be
+    half restored. With ``strict`` it is as before. Trailing bytes are allowed, as there.
+    """
+    if strict:
+        _rehearse(memory, lambda trial: load_sequence(trial, data, seq, flags, device))
+    io = StateReader(data)
+    magic = io.u32("the magic number")
+    source = io.i32("the source sequence")
+    if magic != SEQ_MAGIC:
+        raise StateError(f"not a sequence state: it begins with 0x{magic:08x} instead of 0x{SEQ_MAGIC:08x}")
+    if flags & ON_DEVICE:
+        stored = _storage(device).storage.get(source)
+        if stored is None:
+            raise CacheUsageError(
+                f"no state of sequence {source} is kept on the device; llama.cpp aborts. Save it with ON_DEVICE first"
+            )
+        io = StateReader(data, stored)
+        io.at = 8
+    memory.state_read(io, seq, flags)
+    io.check_device_used_up()
+    io.commit()
+    return io.at
+
+
+def save_all(memory: Memory, arch: str) -> bytes:
+    """The whole state: architecture name, then the memory (``llama_state_get_data``)."""
+    io = StateWriter()
+    io.string(arch)
+    memory.state_write(io, -1, 0)
+    return io.getvalue()
+
+
+def load_all(memory: Memory, data: bytes, arch: str, strict: bool = False) -> int:
+    """Restore a whole state and return the bytes read (``llama_state_set_data``). Raises StateError as
+    :func:`load_sequence` does."""
+    if strict:
+        _rehearse(memory, lambda trial: load_all(trial, data, arch))
+    io = StateReader(data)
+    _check_arch(io, arch)
+    memory.state_read(io, -1, 0)
+    io.commit()
+    return io.at
+
+
+def save_all_file(memory: Memory, arch: str, path: Path, tokens: Sequence[int] = ()) -> int:
+    """Write a whole-state file (``llama_state_save_file``). Returns its size."""
+    return _write_file(path, SESSION_FILE, tokens, save_all(memory, arch))
+
+
+def load_all_file(memory: Memory, arch: str, path: Path) -> list[int]:
+    """Read a whole-state file, which must be consumed exactly, and return its tokens."""
+    io, tokens = _open_file(path, SESSION_FILE)
+    _check_arch(io, arch)
+    memory.state_read(io, -1, 0)
+    if io.left:
+        raise StateError(f"{path}: {io.left} bytes are left over after the state: the file is damaged")
+    io.commit()
+    return tokens
+
+
+def save_sequence_file(memory: Memory, seq: int, path: Path, tokens: Sequence[int] = ()) -> int:
+    """Write a sequence file (``llama_state_seq_save_file``). Returns its size."""
+    io = StateWriter()
+    memory.state_write(io, seq, 0)
+    return _write_file(path, SEQ_FILE, tokens, io.getvalue())
+
+
+def load_sequence_file(memory: Memory, seq: int, path: Path) -> list[int]:
+    """Read a sequence file into ``seq`` and return its tokens (``llama_state_seq_load_file``)."""
+    io, tokens = _open_file(path, SEQ_FILE)
+    memory.state_read(io, seq, 0)
+    io.commit()
+    return tokens
+
+
+def _rehearse(memory: Memory, load: Callable[[Memory], object]) -> None:
+    """Try the restore on a copy: an error leaves the original as it was."""
+    observer = memory.observer
+    memory.observe(None)
+    try:
+        trial = copy.deepcopy(memory)
+    finally:
+        memory.observe(observer)
+    load(trial)
+
+
+def _storage(device: DeviceStates | None) -> DeviceStates:
+    if device is None:
+        raise CacheUsageError("ON_DEVICE needs the device storage of a context: use Context.state_seq_get")
+    return device
+
+
+def _check_arch(io: StateReader, arch: str) -> None:
+    found = io.string("the architecture")
+    if found != arch:
+        raise StateError(f"the state was made by a model of architecture {found[:64]!r}, this one is {arch!r}")
+
+
+def _write_file(path: Path, header: tuple[int, int], tokens: Sequence[int], state: bytes) -> int:
+    head = struct.pack("<III", *header, len(tokens)) + np.asarray(tokens, "<i4").tobytes()
+    path.write_bytes(head + state)
+    return len(head) + len(state)
+
+
+def _open_file(path: Path, header: tuple[int, int]) -> tuple[StateReader, list[int]]:
+    io = StateReader(path.read_bytes())
+    magic, version = io.u32("the magic number"), io.u32("the version")
+    if magic != header[0]:
+        raise StateError(f"{path}: begins with 0x{magic:08x} instead of 0x{header[0]:08x}: not this kind of file")
+    if version != header[1]:
+        raise StateError(f"{path}: file version {version}, this reader knows {header[1]}: save it again with b11434")
+    n_tokens = io.u32("the token count")
+    return io, np.frombuffer(io.take(4 * n_tokens, "the tokens"), "<i4").tolist()
