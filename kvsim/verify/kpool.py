@@ -1,0 +1,123 @@
+"""Goldens of the pooled indexer: grouping, graph inputs, pooled keys, scores and the final mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.batch import Ubatch
+from kvsim.tensors import kpool
+from kvsim.tensors.indexer import index_scores
+from kvsim.tensors.rope import Rope
+from kvsim.tensors.topk import heap_top_k
+from kvsim.verify import ArrayCheck, Arrays, Meta, close, exact
+
+POOLED = {False: 2e-7, True: 1.2e-6}
+SCORE = 4.8e-7
+NORM_EPS = 1e-5
+SECTIONS = (16, 16, 16, 16)
+
+
+def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
+    shape = _shape(meta)
+    layout = _layout(arrays, shape)
+    ubatch, cells = _ubatch(arrays), arrays["slot_idxs.idx"].reshape(-1)
+    stale = {int(s): p for s, p in meta["stale_before"].items()}
+    safe = meta["cache_safe"]
+    new = kpool.new_pools(layout, ubatch, cells, shape, stale, safe)
+    inputs = kpool.pool_inputs(
+        layout, ubatch, cells, shape, new, safe, meta["n_kv"], gather="sel_idx" in arrays
+    )
+    return [
+        *_check_inputs(inputs, new, arrays),
+        *_check_keys(inputs, arrays, shape),
+        *_check_selection(inputs, arrays, meta),
+    ]
+
+
+def _shape(meta: Meta) -> kpool.PoolShape:
+    cache = meta["caches"]["idx"]
+    return kpool.PoolShape(
+        size=meta["kpool"],
+        by_order=meta["arch"] == "qwen4exp",
+        kv_size=cache["size"],
+        n_stream=cache["n_stream"],
+        n_seq_max=cache["n_seq_max"],
+    )
+
+
+def _layout(arrays: Arrays, shape: kpool.PoolShape) -> dict[int, kpool.SeqPools]:
+    layout = {}
+    for s in range(shape.n_seq_max):
+        stream = s if shape.n_stream > 1 else 0
+        owned = np.flatnonzero(arrays["idx.seqbits"][stream] >> s & 1).astype(np.int32)
+        pos = arrays["idx.pos"][stream, owned]
+        order = np.argsort(pos, kind="stable")
+        starts = kpool.pool_starts(pos[order], shape.size, shape.by_order)
+        layout[s] = kpool.SeqPools(stream, pos[order], owned[order], starts)
+    return layout
+
+
+def _ubatch(arrays: Arrays) -> Ubatch:
+    seq = arrays["tok_seq"].tolist()
+    return Ubatch(
+        pos=arrays["tok_pos"][None],
+        seq_ids=tuple((s,) for s in seq),
+        output=np.ones(len(seq), np.bool_),
+        idx=np.arange(len(seq), dtype=np.int32),
+        tokens=None,
+        has_embd=False,
+        n_seq_tokens=len(seq) // len(set(seq)),
+        n_seqs=len(set(seq)),
+        equal_seqs=True,
+        seq_id_unq=tuple(sorted(set(seq))),
+    )
+
+
+def _check_inputs(inputs: kpool.PoolInputs, new: NDArray[np.bool_], arrays: Arrays) -> Iterator[ArrayCheck]:
+    yield exact("n_pools", inputs.n_pools, arrays["n_pools"])
+    yield exact("n_new", new.sum(), arrays["n_new"])
+    for name in ("pool_cells", "pool_idxs", "tail_idxs", "new_pool_idxs", "new_pool_rep"):
+        yield exact(name, getattr(inputs, name), arrays[name])
+    yield exact("pool_mask", inputs.pool_mask, arrays["pool_mask"] == 0)
+
+
+def _check_keys(inputs: kpool.PoolInputs, arrays: Arrays, shape: kpool.PoolShape) -> Iterator[ArrayCheck]:
+    rows = arrays["idx_rows"].reshape(-1, arrays["idx_rows"].shape[-1]).astype(np.float64)
+    d = arrays["pooled"].shape[-1]
+    members = rows[arrays["new_pool_idxs"][: len(inputs.new_first)]]
+    yield exact("pooled", rows[inputs.pool_cells, -d:], arrays["pooled"])
+    if not len(inputs.new_first):
+        return
+    if shape.by_order:
+        t, y, x = arrays["new_pool_pos_tyx"].T
+        rotation = Rope(arrays["k_norm"].shape[-1], base=10000.0, sections=SECTIONS, interleaved=True)
+        norm = arrays["k_norm"].astype(np.float64)
+        pooled = kpool.pool_mean(members[..., :d], norm, NORM_EPS, np.stack([t, y, x, t]), rotation)
+    else:
+        pooled = kpool.pool_gated(members[..., :d], members[..., d : 2 * d], arrays["ape"].astype(np.float64))
+    yield close("pooled_new", pooled, arrays["pooled_new"][: len(pooled)], POOLED[shape.by_order])
+
+
+def _check_selection(inputs: kpool.PoolInputs, arrays: Arrays, meta: Meta) -> Iterator[ArrayCheck]:
+    q, pooled, w = (arrays[n].astype(np.float64) for n in ("index_q", "pooled", "index_w"))
+    yield close("score", index_scores(q, pooled, w, inputs.pool_mask), arrays["score"], SCORE)
+    k = min(len(inputs.pool_cells), meta["top_k_tokens"] // meta["kpool"])
+    top = heap_top_k(arrays["score"], k)
+    yield exact("top_pools", top, arrays["top_pools"])
+    if "sel_idx" in arrays:
+        ordered = np.take_along_axis(top, np.argsort(-_at(arrays["score"], top), axis=1, kind="stable"), 1)
+        cells, counts = kpool.gathered_selection(inputs, ordered)
+        yield exact("top_pools_sorted", ordered, arrays["top_pools_sorted"])
+        yield exact("sel_idx", cells, arrays["sel_idx"])
+        yield exact("gather_mask", counts, arrays["gather_mask"] == 0)
+    else:
+        mask = kpool.selection_mask(inputs, top, arrays["kq_mask"] == 0)
+        yield exact("sel_mask", mask, arrays["sel_mask"] == 0)
+
+
+def _at(values: NDArray[Any], idxs: NDArray[Any]) -> NDArray[Any]:
+    return np.take_along_axis(values, idxs, axis=1)
