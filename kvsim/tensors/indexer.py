@@ -10,6 +10,7 @@ Mirrors ``src/models/deepseek32.cpp`` and the lightning indexer of ``src/llama-g
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,44 @@ from numpy.typing import NDArray
 
 from kvsim.errors import CacheUsageError
 from kvsim.memory import BoolArray, IntArray
+from kvsim.tensors.hadamard import hadamard
+from kvsim.tensors.rope import Rope, rope
 from kvsim.tensors.topk import top_k
 
 Floats = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class IndexerVariant:
+    """How an architecture turns its index queries and keys before they meet.
+
+    ``trailing``: the last dimensions are rotated, not the first. ``hadamard``: a Hadamard matrix of the
+    head's size follows, which leaves scores as they are but for a quantised key.
+    """
+
+    neox: bool
+    trailing: bool = False
+    hadamard: bool = True
+
+
+VARIANTS = {
+    "deepseek32": IndexerVariant(neox=True),
+    "dots3note": IndexerVariant(neox=True),
+    "glm-dsa": IndexerVariant(neox=False),
+    "hy-v4": IndexerVariant(neox=False, trailing=True, hadamard=False),
+    "deepseek4": IndexerVariant(neox=False, trailing=True),
+}
+
+
+def index_vectors(x: Floats, pos: IntArray, rotation: Rope, variant: IndexerVariant) -> Floats:
+    """Index queries ``[token, head, d]`` or keys ``[token, d]`` as they are scored, and keys are stored.
+
+    ``rotation`` is the main attention's: base, scale and YaRN are shared, pairing and offset are not.
+    """
+    d = x.shape[-1]
+    offset = d - rotation.n_rot if variant.trailing else 0
+    turned = rope(x, pos, replace(rotation, offset=offset, neox=variant.neox))
+    return hadamard(turned, d) if variant.hadamard else turned
 
 
 def head_weights(raw: Floats, head_size: int) -> Floats:

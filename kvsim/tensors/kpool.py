@@ -60,7 +60,8 @@ class SeqPools:
 
     def members(self, size: int) -> IntArray:
         """Cells ``int32[pool, size]`` of each pool."""
-        return self.cells[self.starts[:, None] + np.arange(size)]
+        members: IntArray = self.cells[self.starts[:, None] + np.arange(size)]
+        return members
 
     def ends(self, size: int) -> IntArray:
         """Position of the last member of each pool, ascending."""
@@ -86,14 +87,15 @@ def pool_starts(pos: IntArray, size: int, by_order: bool) -> IntArray:
     n_starts = max(0, len(pos) - size + 1)
     at = np.arange(n_starts, dtype=np.int32)
     if by_order:
-        return at[::size]
+        return at[::size].copy()
     if not n_starts:
         return at
     aligned = (pos[:n_starts] - pos[0]) % size == 0
     # an aligned run of consecutive positions cannot overlap the next one
     windows = np.lib.stride_tricks.sliding_window_view(pos, size)
     consecutive = (windows - windows[:, :1] == np.arange(size)).all(axis=1)
-    return at[aligned & consecutive]
+    starts: IntArray = at[aligned & consecutive]
+    return starts
 
 
 def n_padded_pools(n_pools: int) -> int:
@@ -296,7 +298,7 @@ def pool_mean(keys: Floats, norm: Floats, eps: float, pos: IntArray, rotation: R
 
 
 def selection_mask(inputs: PoolInputs, top: IntArray, visible: BoolArray) -> BoolArray:
-    """Final mask ``[token, cell]``: members of chosen visible pools, and tail cells, where attention may look.
+    """Final mask ``[token, cell]``: the members of chosen visible pools and the tail, if attention may look.
 
     ``top [token, k]`` are the chosen pools, fillers included, ``visible [token, n_kv]`` the ordinary mask.
     """
