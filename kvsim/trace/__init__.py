@@ -10,6 +10,10 @@
 The format is described in ``fixtures/traces/README.md``.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from kvsim.trace.compare import MISSING, Difference, compare_step
 from kvsim.trace.header import Header
 from kvsim.trace.read import Step, Trace, read_trace
@@ -24,4 +28,17 @@ __all__ = [
     "TraceWriter",
     "compare_step",
     "read_trace",
+    "replay",
 ]
+
+if TYPE_CHECKING:
+    from kvsim.replay import replay
+
+
+def __getattr__(name: str) -> Any:
+    # the replay needs all the caches and imports this package: fetched when first asked for
+    if name == "replay":
+        from kvsim.replay import replay
+
+        return replay
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -93,6 +93,11 @@ _CPARAMS: Table = {
     "yarn_beta_fast": NUMBER,
     "yarn_beta_slow": NUMBER,
 }
+_HPARAMS: Table = {
+    "n_layer_all": integer(1, MAX_LAYERS),
+    "n_layer": integer(1, MAX_LAYERS),
+    "n_pos_per_embd": one_of(1, 4),
+}
 _CACHE: Table = {
     "n_stream": _N_SEQ,
     "size": _POSITIVE,
@@ -181,6 +186,7 @@ def _check_config(header: Header) -> None:
     check_record(config["cparams"], _CPARAMS, "config.cparams")
     for il, layer in enumerate(config["rope_layers"]):
         check_record(layer, _ROPE_LAYER, f"config.rope_layers[{il}]")
+    check_record(config["hparams"], _HPARAMS, "config.hparams")
     ModelParams.from_header(header.to_json())
     names = MEMORIES[header.memory]
     if header.memory == "hybrid_idx" and "idx" not in header.caches:
