@@ -1,0 +1,58 @@
+# app    open the web app (makes .venv on the first run)
+# test   lint, then every test
+# lint   ruff and mypy
+# bench  the benchmarks of the reference
+# clean  remove everything the other targets made
+
+PYTHON ?= python3
+JOBS   ?= 2
+BIN    := .venv/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TESTS  ?= tests
+FIND_BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome
+
+.PHONY: app test lint bench browser clean
+
+app: .venv/app.done
+	$(BIN)/kvsim app
+
+# two processes want one thread each, or they wait for one another
+test: lint browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+		-m "$$({ $(FIND_BROWSER); } >/dev/null || echo 'not browser')" $(TESTS)
+
+lint: .venv/dev.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/dev.done
+	$(BIN)/kvsim bench cells
+
+browser:
+	@if { $(FIND_BROWSER); } >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else \
+		echo "No browser found, so the tests that drive one are left out." \
+			"To run them, install chromium (Debian: apt-get install chromium)." >&2; \
+	fi
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "kvsim needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# what was installed is installed again only when these two files change
+.venv/app.done: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[app]'
+	@touch $@
+
+.venv/dev.done: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[dev,engine,llamacpp]'
+	@touch $@ .venv/app.done
