@@ -37,11 +37,7 @@ _SIGN_AND_INFINITY = {"f32": (0x8000_0000, 0x7F80_0000), "f16": (0x8000, 0x7C00)
 @dataclass(frozen=True)
 class KeyShift:
     """How the keys of one layer turn: rows of ``n_head`` heads of ``head_size`` values of type ``kind``,
-    each turned as ``rope`` says. ``n_rot_k`` is the size of the Hadamard rotation of quantised rows.
-
-    Raises CacheUsageError for what ends llama.cpp: quantised rows without a Hadamard rotation or of
-    which only a part is rotated.
-    """
+    each turned as ``rope`` says. ``n_rot_k`` is the size of the Hadamard rotation of quantised rows."""
 
     kind: CacheType
     n_head: int
@@ -49,7 +45,9 @@ class KeyShift:
     rope: Rope
     n_rot_k: int = 0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise CacheUsageError for what ends llama.cpp: quantised rows without a Hadamard rotation, or
+        of which only a part is rotated."""
         if not self.kind.is_quantized:
             return
         if not self.n_rot_k:
@@ -64,7 +62,11 @@ class KeyShift:
             )
 
     def apply(self, rows: U8, shift: IntArray) -> None:
-        """Turn ``rows`` (``uint8[n, row_bytes]``, in place) by ``shift`` positions (``int32[n]``)."""
+        """Turn ``rows`` (``uint8[n, row_bytes]``, in place) by ``shift`` positions (``int32[n]``).
+
+        Raises as :meth:`check`, before anything has changed.
+        """
+        self.check()
         step = max(1, BLOCK_BYTES // (4 * self.n_head * self.head_size))
         known: dict[int, Turn] = {}
         for at in range(0, len(rows), step):
@@ -118,7 +120,7 @@ class KeyShift:
 
 
 def turn_by(rope: Rope, shift: IntArray, n_head: int, precision: np.dtype[np.floating]) -> Turn:
-    """A function that turns ``heads[n, n_head, head_size]`` in place by ``shift`` (n values, or one for all)."""
+    """What turns ``heads[n, n_head, head_size]`` in place by ``shift`` (n values, or one for all)."""
     cos, sin = rope.cos_sin(shift)
     width = slice(rope.offset, rope.offset + rope.n_rot)
 
@@ -133,7 +135,8 @@ def turn_by(rope: Rope, shift: IntArray, n_head: int, precision: np.dtype[np.flo
 
         def turn_neighbours(heads: Floats) -> None:
             pairs = heads[..., width].view(complex_type)
-            np.multiply(pairs, factor, out=pairs)
+            with np.errstate(invalid="ignore"):  # a row may hold infinities
+                np.multiply(pairs, factor, out=pairs)
 
         return turn_neighbours
 
@@ -144,8 +147,9 @@ def turn_by(rope: Rope, shift: IntArray, n_head: int, precision: np.dtype[np.flo
     def turn_halves(heads: Floats) -> None:
         part = heads[..., width]
         halves = part.reshape(len(heads), n_head, 2, rope.n_rot // 2)  # a view
-        crossed = halves[:, :, ::-1] * across
-        np.multiply(part, straight, out=part)
-        np.add(halves, crossed, out=halves)
+        with np.errstate(invalid="ignore"):
+            crossed = halves[:, :, ::-1] * across
+            np.multiply(part, straight, out=part)
+            np.add(halves, crossed, out=halves)
 
     return turn_halves
