@@ -54,8 +54,8 @@ class _Layer:
 
     def final(self, i: int) -> NDArray[np.bool_]:
         """Selected and visible cells of the i-th stream, ``[token, cell]``."""
-        mask = self["mask"][i]
-        return chosen(heap_top_k(self["score"][i], self["topk"].shape[-1]), mask.shape[-1]) & (mask == 0)
+        visible: NDArray[np.bool_] = self["mask"][i] == 0
+        return chosen(heap_top_k(self["score"][i], self["topk"].shape[-1]), visible.shape[-1]) & visible
 
 
 def _flat(per_stream: NDArray[Any]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvsim.batch import Ubatch
 from kvsim.tensors import kpool
+from kvsim.tensors.codecs import decode, encode
 from kvsim.tensors.indexer import index_scores
 from kvsim.tensors.rope import Rope
 from kvsim.tensors.topk import heap_top_k
@@ -33,6 +34,7 @@ def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
     )
     return [
         *_check_inputs(inputs, new, arrays),
+        _check_token_rows(inputs, arrays, meta),
         *_check_keys(inputs, arrays, shape),
         *_check_selection(inputs, arrays, meta),
     ]
@@ -83,6 +85,20 @@ def _check_inputs(inputs: kpool.PoolInputs, new: NDArray[np.bool_], arrays: Arra
     for name in ("pool_cells", "pool_idxs", "tail_idxs", "new_pool_idxs", "new_pool_rep"):
         yield exact(name, getattr(inputs, name), arrays[name])
     yield exact("pool_mask", inputs.pool_mask, arrays["pool_mask"] == 0)
+
+
+def _check_token_rows(inputs: kpool.PoolInputs, arrays: Arrays, meta: Meta) -> ArrayCheck:
+    """Tokens of the ubatch write key, gate and an empty pooled slot; then the new pools fill theirs."""
+    recorded = arrays["idx_rows"]
+    parts = [arrays[n] for n in ("index_key", "index_gate") if n in arrays]
+    kv_size = meta["caches"]["idx"]["size"]
+    cells = (arrays["slot_strm.idx"][:, None] * kv_size + arrays["slot_idxs.idx"]).reshape(-1)
+    rows = recorded.reshape(-1, recorded.shape[-1]).copy()
+    type_k = meta["caches"]["idx"]["layers"][0]["type_k"]
+    rows[cells] = decode(type_k, encode(type_k, kpool.token_rows(*parts)))
+    d = parts[0].shape[-1]
+    rows[inputs.new_pool_rep, -d:] = decode(type_k, encode(type_k, arrays["pooled_new"]))
+    return exact("idx_rows", rows.reshape(recorded.shape), recorded)
 
 
 def _check_keys(inputs: kpool.PoolInputs, arrays: Arrays, shape: kpool.PoolShape) -> Iterator[ArrayCheck]:

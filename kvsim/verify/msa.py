@@ -57,10 +57,12 @@ class _Stream:
 
     def of_streams(self, name: str) -> NDArray[Any]:
         """This stream's part of a ``[stream in ubatch, ...]`` array."""
-        return self.arrays[name][self.i]
+        part: NDArray[Any] = self.arrays[name][self.i]
+        return part
 
     def cache(self, name: str) -> NDArray[Any]:
-        return self.arrays[name][self.stream, : len(self.pos)]
+        rows: NDArray[Any] = self.arrays[name][self.stream, : len(self.pos)]
+        return rows
 
 
 def _check_stream(part: _Stream) -> Iterator[ArrayCheck]:
