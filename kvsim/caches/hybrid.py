@@ -16,6 +16,7 @@ from kvsim.caches.composite import CompositeMemory, Split
 from kvsim.caches.iswa import ISWACache
 from kvsim.caches.kv import KVCache
 from kvsim.caches.recurrent import RecurrentMemory
+from kvsim.errors import CacheUsageError
 from kvsim.memory import Memory
 
 
@@ -34,8 +35,15 @@ class HybridBase(CompositeMemory):
         if output_all:
             yield lambda: batch.split_seq(n_ubatch)
         else:
-            tail = self.recurrent.n_keep_tail
+            tail = self.recurrent.keep_tail
             yield lambda: batch.split_equal(n_ubatch, sequential=self.n_stream > 1, n_keep_tail=tail)
+
+    def check_batch(self, batch: BatchAllocator, output_all: bool) -> None:
+        if output_all and self.n_stream > 1 and batch.has_coupled:
+            raise CacheUsageError(
+                "with all tokens as outputs, tokens shared by several sequences cannot be split over streams; "
+                "llama.cpp aborts. Use a unified cache, or decode the tokens once and copy the sequence"
+            )
 
     def prepare_order(self) -> Sequence[str]:
         """The recurrent part first: it is the one that refuses for reasons of its own."""

@@ -1,0 +1,343 @@
+"""DeepSeek-V4: a raw window cache beside compressed rows (``src/llama-kv-cache-dsv4.cpp``).
+
+Every 4 tokens become one row of ``csa`` (and of its indexer ``lid``), every 128 one of ``hca``; tokens
+of unfinished blocks wait in rings. Compressed rows have no cells: row ``pos // ratio`` of the
+sequence's stream belongs to a block of positions, wherever the tokens sit::
+
+    raw.swa   [..., 5, 6, 7, 8, 9]        the window
+    csa       [row 0: 0-3][row 1: 4-7]    ring: 8 9 . .
+
+Positions cannot be removed from the middle, nor shifted: a tail goes only as far back as the rings'
+planes reach. Everything is kept per sequence, even if a unified cache was asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kvsim.batch import BatchAllocator, Ubatch
+from kvsim.caches.composite import CompositeMemory, Split
+from kvsim.caches.dsv4_plan import Plan, build_plans
+from kvsim.caches.dsv4_ring import CompressorRing
+from kvsim.caches.dsv4_state import read_state, write_state
+from kvsim.caches.iswa import ISWACache
+from kvsim.caches.kv import KVCache
+from kvsim.caches.kv_view import KVView
+from kvsim.errors import CacheUsageError
+from kvsim.memory import (
+    BatchContext,
+    MemoryContext,
+    PrepareFailure,
+    SlotInfo,
+    UpdateContext,
+    View,
+)
+from kvsim.state import StateReader, StateWriter
+
+COMPRESSED = ("csa", "hca", "lid")
+
+
+class DSV4Cache(CompositeMemory):
+    """Parts ``raw`` (an iSWA pair; its base half only keeps books), ``csa``, ``hca``, ``lid``, and a ring for
+    each of the last three. ``rs_idx[s]`` is the pending rollback of sequence s, in tokens."""
+
+    kind = "dsv4"
+    positions = "raw"
+
+    def __init__(
+        self, raw: ISWACache, compressed: Mapping[str, KVCache], rings: Mapping[str, CompressorRing]
+    ) -> None:
+        super().__init__({"raw": raw, **compressed}, raw.n_seq_max)
+        self.raw = raw
+        self.compressed = dict(compressed)
+        self.rings = dict(rings)
+        self.n_rs_seq = rings["csa"].spec.n_rs_seq
+        self.rs_idx = [0] * self.n_seq_max
+        for cache in (raw.base, raw.swa, *compressed.values()):
+            cache.has_mask = False
+
+    # -- preparing changes ---------------------------------------------------------------------
+
+    def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
+        """One stream tries the simple split first; else sequences with shared tokens go one by one, and
+        independent ones in equal splits that keep a tail together (B1)."""
+        several = self.raw.base.n_stream > 1
+        if not several:
+            yield lambda: batch.split_simple(n_ubatch)
+        if batch.has_coupled:
+            yield lambda: batch.split_seq(n_ubatch)
+        else:
+            tail = self.n_rs_seq + 1 if self.n_rs_seq else 0
+            yield lambda: batch.split_equal(n_ubatch, sequential=several, n_keep_tail=tail)
+
+    def check_batch(self, batch: BatchAllocator, output_all: bool) -> None:
+        """Refuse what ends llama.cpp: while splitting, while planning, or in the graph."""
+        if output_all:
+            raise CacheUsageError(
+                "deepseek4 cannot output the embeddings of all tokens; llama.cpp aborts. Use a context without embeddings"
+            )
+        if int(batch.pos[0].min(initial=0)) < 0:
+            raise CacheUsageError(
+                "deepseek4 cannot begin a sequence at position -1; llama.cpp aborts. Begin at 0"
+            )
+        if batch.has_coupled and self.raw.swa.spec.is_quantized_k:
+            raise CacheUsageError(
+                "tokens shared by several sequences cannot be copied in a quantised cache; llama.cpp aborts. Use "
+                "an f16 cache, or decode the tokens once and copy the sequence"
+            )
+
+    def _prepare(self, ubatches: Sequence[Ubatch]) -> dict[str, list[Any]] | PrepareFailure | None:
+        """Slots in the raw pair, then the plans. A plan that cannot be made raises, and nothing has changed."""
+        raw_ubatches = [per_sequence(ubatch) for ubatch in ubatches]
+        try:
+            plans = {name: build_plans(ubatches, ring.shape, self.rs_idx) for name, ring in self.rings.items()}
+        except CacheUsageError:
+            trial = copy.deepcopy(self.raw)
+            trial.observe(None)
+            if all(leaf.prepare(raw_ubatches) for leaf in trial.leaves().values()):
+                raise
+            plans = {}  # no room either: llama.cpp refuses before it plans
+        slots: dict[str, list[Any]] = {"ubatches": raw_ubatches, **plans}
+        for name, leaf in self.raw.leaves().items():
+            found = leaf.prepare(raw_ubatches)
+            if found is None:
+                return leaf.last_failure
+            slots[name] = found
+        return slots
+
+    def batch_context(self, ubatches: Sequence[Ubatch], slots: Mapping[str, Sequence[Any]]) -> MemoryContext:
+        """The prepared batch. Its sequences' pending rollbacks are forgotten here, not at apply (B4)."""
+        context = DSV4BatchContext(self, ubatches, slots)
+        if self.n_rs_seq:
+            for s in {s for ubatch in ubatches for ids in ubatch.seq_ids for s in ids}:
+                if self.rs_idx[s]:
+                    self.hazard("rollback-consumed-early", seq=s, depth=self.rs_idx[s])
+                self.rs_idx[s] = 0
+        return context
+
+    def init_update(self, optimize: bool = False) -> UpdateContext:
+        """The caches' stream copies and shifts, then the rings' copies."""
+        works: list[Callable[[], None] | None] = list(super().init_update(optimize).works)
+        for ring in self.rings.values():
+            copies, ring.pending_copies = ring.pending_copies, []
+            if copies:
+                works.append(lambda ring=ring, copies=copies: ring.run_copies(copies))  # type: ignore[misc]
+        return UpdateContext(works)
+
+    # -- sequence operations -------------------------------------------------------------------
+
+    def clear(self, data: bool) -> None:
+        """Compressed rows and rings are zeroed whatever ``data`` says (O6)."""
+        self.raw.clear(data)
+        self._clear_compressed(-1)
+
+    def _clear_compressed(self, seq: int) -> None:
+        """Zero the compressed rows, rings and pending rollback of ``seq`` (-1: of every sequence)."""
+        for name, cache in self.compressed.items():
+            if seq < 0:
+                cache.clear(True)
+                self.rings[name].clear()
+            else:
+                cache.seq_rm(seq, -1, -1)
+                stream = cache.stream_of(seq)
+                if cache.store is not None:
+                    cache.store.zero_cells(stream, np.arange(cache.size, dtype=np.int32))
+                self.rings[name].clear(stream)
+        if seq < 0:
+            self.rs_idx = [0] * self.n_seq_max
+        else:
+            self.rs_idx[seq] = 0
+
+    def _is_known(self, seq: int) -> bool:
+        return 0 <= seq < self.n_seq_max
+
+    def _check_known(self, op: str, seq: int, wildcard: bool = False) -> None:
+        if not (self._is_known(seq) or (wildcard and seq == -1)):
+            raise CacheUsageError(
+                f"{op}: sequence {seq} is unknown; llama.cpp aborts. Use an id from 0 to {self.n_seq_max - 1}"
+            )
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        """A whole sequence, or a tail no longer than the rings can go back, once (O1). Any other range is
+        refused, even a harmless one."""
+        if p1 >= 0:
+            if self.raw.swa.seq_pos_max(seq if self._is_known(seq) else 0) < max(p0, 0):
+                self.hazard("refuses-harmless-range", seq=seq, p0=p0, p1=p1)
+            return False
+        if p0 <= 0:
+            self._check_known("seq_rm", seq, wildcard=True)
+            self.raw.seq_rm(seq, p0, p1)
+            self._clear_compressed(seq)
+            return True
+        return self._is_known(seq) and self._remove_tail(seq, p0)
+
+    def _remove_tail(self, seq: int, p0: int) -> bool:
+        pos_max = self.raw.seq_pos_max(seq)
+        if p0 > pos_max:
+            return self.raw.seq_rm(seq, p0, -1)
+        depth = pos_max - p0 + 1
+        if depth > self.n_rs_seq or self.rs_idx[seq]:
+            return False
+        self.raw.seq_rm(seq, p0, -1)
+        self.rs_idx[seq] = depth
+        return True
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Only whole sequences can be copied (O2). The rings follow at the next update, from plane 0 even if
+        a rollback of ``src`` is pending."""
+        if p0 > 0 or p1 >= 0:
+            raise CacheUsageError(
+                f"seq_cp({src}, {dst}, {p0}, {p1}): deepseek4 copies whole sequences only; llama.cpp aborts. "
+                f"Copy with p0 = p1 = -1"
+            )
+        self._check_known("seq_cp", src)
+        self._check_known("seq_cp", dst)
+        if src != dst and self.rs_idx[src]:
+            self.hazard("copy-ignores-rollback", src=src, dst=dst, depth=self.rs_idx[src])
+        self.raw.seq_cp(src, dst, p0, p1)
+        for name, cache in self.compressed.items():
+            cache.seq_cp(src, dst, -1, -1)
+            self.rings[name].seq_cp(src, dst)
+        if src != dst:
+            self.rs_idx[dst] = 0
+
+    def seq_keep(self, seq: int) -> None:
+        """Every other sequence is removed and its compressed data zeroed (O3)."""
+        self._check_known("seq_keep", seq)
+        self.raw.seq_keep(seq)
+        for other in range(self.n_seq_max):
+            if other != seq:
+                self.raw.seq_rm(other, -1, -1)
+                self._clear_compressed(other)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        """Moves the raw positions only; the next update then ends llama.cpp, because the base half has no layer."""
+        self.raw.seq_add(seq, p0, p1, delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        self.raw.seq_div(seq, p0, p1, d)
+
+    def seq_pos_min(self, seq: int) -> int:
+        """The same as the maximum: a sequence can only be continued, so that is how far back it reaches (O5)."""
+        return self.seq_pos_max(seq)
+
+    def seq_pos_max(self, seq: int) -> int:
+        return self.raw.seq_pos_max(seq) if self._is_known(seq) else -1
+
+    @property
+    def can_shift(self) -> bool:
+        return False
+
+    # -- saved states, pictures ----------------------------------------------------------------
+
+    def state_write(self, io: StateWriter, seq: int = -1, flags: int = 0) -> None:
+        self._check_known("state_write", seq, wildcard=True)
+        write_state(self, io, seq, flags)
+
+    def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
+        self._check_known("state_read", seq, wildcard=True)
+        read_state(self, io, seq, flags)
+
+    def memory_breakdown(self) -> dict[str, int]:
+        rings = {f"{name}.ring": ring.n_bytes() for name, ring in self.rings.items()}
+        return {**super().memory_breakdown(), **rings}
+
+    def _snapshot_extra(self, extra: dict[str, Any]) -> None:
+        extra["rs_idx"] = list(self.rs_idx)
+        for name, ring in self.rings.items():
+            if ring.pending_copies:
+                copies = [list(pair) for pair in ring.pending_copies]
+                extra.setdefault("pending_copies", {})[f"{name}_state"] = copies
+
+
+def per_sequence(ubatch: Ubatch) -> Ubatch:
+    """The ubatch as the raw caches are written: a shared token once for each of its sequences, ids ascending
+    (B2). Raises CacheUsageError where llama.cpp throws."""
+    if all(len(ids) == 1 for ids in ubatch.seq_ids):
+        return ubatch
+    if ubatch.has_embd:
+        raise CacheUsageError(
+            "embeddings shared by several sequences are not supported; llama.cpp throws. Decode them once and "
+            "copy the sequence"
+        )
+    rows = [[i for i, ids in enumerate(ubatch.seq_ids) if s in ids] for s in ubatch.seq_id_unq]
+    if len({len(part) for part in rows}) > 1:
+        raise CacheUsageError(
+            f"sequences {', '.join(map(str, ubatch.seq_id_unq))} share tokens but have "
+            f"{', '.join(str(len(part)) for part in rows)} tokens in one ubatch; llama.cpp throws. Decode the shared "
+            f"tokens in a batch of their own"
+        )
+    order = np.array([i for part in rows for i in part], np.int32)
+    owners = [s for s, part in zip(ubatch.seq_id_unq, rows, strict=True) for _ in part]
+    return replace(
+        ubatch, pos=ubatch.pos[:, order], seq_ids=tuple((s,) for s in owners),
+        output=np.zeros(len(order), np.bool_), idx=ubatch.idx[order],
+        tokens=None if ubatch.tokens is None else ubatch.tokens[order],
+        n_seq_tokens=len(rows[0]), n_seqs=len(rows), equal_seqs=True,
+    )  # fmt: skip
+
+
+class RawView(KVView):
+    """What the graph reads of the raw window cache: with shared tokens, only the stream of the first id."""
+
+    def __init__(self, cache: KVCache, written: SlotInfo, ubatch: Ubatch, base: SlotInfo) -> None:
+        first = ubatch.seq_ids[0][0]
+        coupled = any(len(ids) > 1 for ids in ubatch.seq_ids)
+        part = written.strm.index(cache.stream_of(first)) if coupled else 0
+        read = SlotInfo((written.strm[part],), (written.idxs[part],)) if coupled else written
+        super().__init__(cache, read, ubatch)
+        self.written = written
+        self.base = base
+
+    def describe(self, name: str, record: dict[str, Any]) -> None:
+        record["slots"] = {
+            "raw.base": self.base.to_json(),
+            "raw.swa": self.written.to_json(),
+            "raw.swa.read": self.slot.to_json(),
+        }
+        record["raw_n_kv"] = self.n_kv
+
+
+class PlanView(View):
+    """What the graph does with one compressor."""
+
+    def __init__(self, cache: KVCache, ring: CompressorRing, plan: Plan) -> None:
+        self.cache = cache
+        self.ring = ring
+        self.plan = plan
+
+    def reuse_key(self) -> dict[str, Any]:
+        plan = self.plan
+        names = ("state_pos", "state_persist_src_idxs", "state_read_idxs", "state_write_idxs", "n_visible")
+        return {"n_kv": plan.n_kv, "n_stream": plan.n_stream, **{name: len(getattr(plan, name)) for name in names}}
+
+    def describe(self, name: str, record: dict[str, Any]) -> None:
+        record.setdefault("plan", {})[name] = self.plan.to_json()
+
+
+class DSV4BatchContext(BatchContext):
+    """Places ubatches in the raw pair; the compressed parts only follow their plans."""
+
+    def __init__(
+        self, memory: DSV4Cache, ubatches: Sequence[Ubatch], slots: Mapping[str, Sequence[Any]]
+    ) -> None:
+        super().__init__(ubatches, memory.leaves(), slots)
+        self._memory = memory
+
+    def apply(self) -> bool:
+        memory, i = self._memory, self.i
+        raw_ubatch = self._slots["ubatches"][i]
+        base, swa = memory.raw.leaves()
+        written: dict[str, SlotInfo] = {name: self._slots[name][i] for name in (base, swa)}
+        for name, leaf in memory.raw.leaves().items():
+            leaf.apply_ubatch(written[name], raw_ubatch)
+        self._views = {"raw": RawView(memory.raw.swa, written[swa], self.ubatch, written[base])}
+        for name in COMPRESSED:
+            self._views[name] = PlanView(memory.compressed[name], memory.rings[name], self._slots[name][i])
+        return True
+
