@@ -15,41 +15,37 @@ import numpy as np
 
 from kvsim.memory import IntArray
 
-
-def previous_positions(pos: IntArray, seq: Sequence[int], n: int, by_order: bool) -> IntArray:
-    """Where to look for the ``n`` predecessors of each token: positions ``int32[token, n]``, oldest first.
-
-    ``seq`` holds the first sequence id of each token. A negative position means that there is none.
-    Plain tokens look ``d`` positions back. With embeddings in the ubatch (``by_order``) a whole image
-    may share one position, so the d-th token before of the same sequence gives the position; before the
-    ubatch's first token of the sequence positions count down from that token's.
-    """
-    back = np.arange(n, 0, -1, dtype=np.int32)
-    if not by_order:
-        return pos[:, None] - back
-    found = np.empty((len(pos), n), np.int32)
-    own: dict[int, list[int]] = {}
-    for i, s in enumerate(seq):
-        before = own.setdefault(s, [])
-        rank = len(before)
-        before.append(int(pos[i]))
-        found[i] = [before[rank - d] if rank >= d else before[0] + rank - d for d in back.tolist()]
-    return found
+History = tuple[IntArray, IntArray]
+"""Positions of a sequence's cells, sorted by position and then cell, and the token ids in that order."""
 
 
 def previous_tokens(
-    positions: IntArray, seq: Sequence[int], token_at_or_before: Callable[[int, int], int]
+    pos: IntArray, seq: Sequence[int], n: int, by_order: bool, history: Callable[[int], History]
 ) -> IntArray:
-    """The predecessors' token ids ``int32[token, n]``, -1 where there is none.
+    """The ``n`` predecessors of each token: token ids ``int32[token, n]``, oldest first, -1 where none.
 
-    ``token_at_or_before(seq, pos)`` is :meth:`~kvsim.cells.CellTable.seq_pos_tok_le` of the sequence's
-    stream, asked after the ubatch was placed, so that the ubatch itself is visible.
+    ``seq`` holds the first sequence id of each token. The d-th predecessor of a plain token is at the
+    largest position <= pos - d that the sequence holds. With embeddings in the ubatch (``by_order``) a whole
+    image may share a position; then the position is that of the entry d before in the ubatch, of the same
+    sequence, and before its first entry counts down from there. At equal positions the highest cell wins.
+    ``history(s)`` describes the cells of s after the ubatch was placed, so that the ubatch itself is visible.
     """
-    found = [
-        [token_at_or_before(s, p) if p >= 0 else -1 for p in row]
-        for s, row in zip(seq, positions.tolist(), strict=True)
-    ]
-    return np.array(found, np.int32).reshape(positions.shape)
+    found = np.full((len(pos), n), -1, np.int32)
+    for s in dict.fromkeys(seq):
+        rows = np.flatnonzero(np.array(seq) == s)
+        held, tokens = history(s)
+        for d in range(1, n + 1):
+            wanted = _positions_back(pos[rows], d) if by_order else pos[rows] - d
+            at = np.searchsorted(held, wanted, side="right")
+            known = (wanted >= 0) & (at > 0)
+            found[rows[known], n - d] = tokens[at[known] - 1]
+    return found
+
+
+def _positions_back(pos: IntArray, d: int) -> IntArray:
+    """Position of the entry ``d`` earlier; before the first one, as far before its position."""
+    rank = np.arange(len(pos)) - d
+    return np.where(rank >= 0, pos[np.maximum(rank, 0)], pos[0] + rank).astype(np.int32)
 
 
 def hash_rows(

@@ -26,16 +26,13 @@ def _check_rows(step: Arrays, meta: Meta, prefix: str) -> Iterator[ArrayCheck]:
     pos, seq, tok = step["tok_pos"], step["tok_seq"].tolist(), step["tok"]
     n_streams = len(step["cell_pos"])
 
-    def token_at_or_before(s: int, p: int) -> int:
+    def history(s: int) -> ngram.History:
         stream = s if n_streams > 1 else 0
-        cell_pos = step["cell_pos"][stream]
-        held = np.flatnonzero((step["cell_seqbits"][stream] >> s & 1).astype(bool) & (cell_pos <= p))
-        if not len(held):
-            return -1
-        return int(step["cell_tok"][stream, held[np.lexsort((held, cell_pos[held]))[-1]]])
+        cells = np.flatnonzero(step["cell_seqbits"][stream] >> s & 1)
+        cells = cells[np.argsort(step["cell_pos"][stream, cells], kind="stable")]
+        return step["cell_pos"][stream, cells], step["cell_tok"][stream, cells]
 
-    where = ngram.previous_positions(pos, seq, meta["ngram"] - 1, by_order=bool((tok < 0).any()))
-    previous = ngram.previous_tokens(where, seq, token_at_or_before)
+    previous = ngram.previous_tokens(pos, seq, meta["ngram"] - 1, bool((tok < 0).any()), history)
     yield exact(prefix + "prev_tokens", previous, step["prev_tokens"])
     own = np.where(tok < 0, meta["image_token"], tok)
     rows = ngram.hash_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvsim.tensors.ngram import hash_rows, previous_positions, previous_tokens
+from kvsim.tensors.ngram import hash_rows, previous_tokens
 
 EOS = 0
 TABLE = {"eos": EOS, "multipliers": [1, 3, 5], "vocab_sizes": [128] * 4, "offsets": [0, 128, 256, 384]}
@@ -15,25 +15,37 @@ def rows(token: int, two_back: int, one_back: int) -> list[int]:
     return found[0].tolist()
 
 
-def test_plain_tokens_look_back_by_position() -> None:
-    found = previous_positions(np.array([7, 0], np.int32), [0, 1], 2, by_order=False)
-    assert found.tolist() == [[5, 6], [-2, -1]]
+def previous(pos: list[int], seq: list[int], cells: dict[int, list[tuple[int, int]]], by_order: bool = False):
+    """``cells``: per sequence its cells as (position, token), in (position, cell) order."""
 
+    def history(s: int) -> tuple[np.ndarray, np.ndarray]:
+        table = np.array(cells.get(s, []), np.int32).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
 
-def test_embeddings_look_back_by_order_within_their_sequence() -> None:
-    pos, seq = np.array([5, 5, 9, 5], np.int32), [0, 0, 1, 0]
-    assert previous_positions(pos, seq, 2, by_order=True).tolist() == [[3, 4], [4, 5], [7, 8], [5, 5]]
+    return previous_tokens(np.array(pos, np.int32), seq, 2, by_order, history).tolist()
 
 
 def test_predecessor_is_the_nearest_cell_at_or_before() -> None:
-    cells = {(0, 4): 44, (0, 6): 66}
+    assert previous([7], [0], {0: [(4, 44), (6, 66), (7, 77)]}) == [[44, 66]]
 
-    def at_or_before(seq: int, pos: int) -> int:
-        held = [p for s, p in cells if s == seq and p <= pos]
-        return cells[(seq, max(held))] if held else -1
 
-    found = previous_tokens(np.array([[5, 6], [-1, 3]]), [0, 0], at_or_before)
-    assert found.tolist() == [[44, 66], [-1, -1]]
+def test_none_before_position_0_or_in_another_sequence() -> None:
+    assert previous([0, 3], [0, 1], {0: [(0, 9), (1, 8), (2, 7)], 1: [(3, 5)]}) == [[-1, -1], [-1, -1]]
+
+
+def test_highest_cell_of_a_repeated_position() -> None:
+    assert previous([6], [0], {0: [(4, 1), (4, 2), (6, 3)]}) == [[2, 2]]
+
+
+def test_embeddings_look_back_by_order_within_their_sequence() -> None:
+    cells = {0: [(3, 30), (4, 40), (5, -1)], 1: [(8, 80)]}
+    assert previous([5, 9, 5, 5], [0, 1, 0, 0], cells, by_order=True) == [
+        [30, 40],
+        [-1, 80],
+        [40, -1],
+        [-1, -1],
+    ]
+    assert previous([5], [0], cells, by_order=False) == [[30, 40]]
 
 
 def test_bigram_heads_ignore_the_older_token() -> None:
