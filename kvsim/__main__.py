@@ -1,0 +1,21 @@
+"""``python -m kvsim`` and the ``kvsim`` command."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; without its libraries say how to get them."""
+    try:
+        from kvsim.cli import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        print(f"the kvsim command needs {error.name}: pip install 'kvsim[cli]'", file=sys.stderr)
+        sys.exit(2)
+    app()
+
+
+if __name__ == "__main__":
+    main()

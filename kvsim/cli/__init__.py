@@ -1,0 +1,26 @@
+"""The command line, one module per command. Exit status: 0 fine, 1 a difference, 2 unusable input.
+
+Nothing here computes anything: a command reads its arguments, calls the library and lays out the answer.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from kvsim.cli.memory import memory_command
+from kvsim.cli.replay import replay_command
+from kvsim.cli.show import show_command
+from kvsim.cli.verify import verify_command
+
+app = typer.Typer(
+    name="kvsim",
+    help="An executable reference of llama.cpp's memory family (b11434), a tester and a visual debugger.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("replay")(replay_command)
+app.command("show")(show_command)
+app.command("verify")(verify_command)
+app.command("memory")(memory_command)

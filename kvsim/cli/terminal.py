@@ -1,0 +1,101 @@
+"""What the commands share: where they write, how they fail, how cells are coloured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from kvsim.trace.cellmap import MapCell
+
+DIFFERENT, UNUSABLE = 1, 2
+"""Exit status: something differs; input that cannot be used."""
+
+LONG_RUN = 300_000
+"""Bytes of input from which a progress bar is worth its line."""
+
+# fill and the label that reads best on it, by sequence id modulo 12
+SEQUENCE_STYLES = (
+    *("white on #275abc", "#0b0e12 on #e6830c", "#0b0e12 on #2baa96", "white on #7a4d5d"),
+    *("#0b0e12 on #f0e34c", "#0b0e12 on #7fdcfe", "white on #bb4d4c", "#0b0e12 on #a1c286"),
+    *("#0b0e12 on #7f76cc", "#0b0e12 on #dfa1b5", "white on #526701", "#0b0e12 on #b395c8"),
+)
+EMPTY, SHARED, HEAD, MARKED = "dim", "reverse bold", "bold", "bold red"
+
+
+def stdout() -> Console:
+    """Text as it is: no markup, no guessing at numbers, no wrapping."""
+    return Console(markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+
+def stderr() -> Console:
+    return Console(stderr=True, markup=False, highlight=False, soft_wrap=True, emoji=False)
+
+
+def fail(message: object) -> NoReturn:
+    """One line on stderr, exit 2."""
+    stderr().print(Text(str(message)))
+    raise typer.Exit(UNUSABLE)
+
+
+def progress(total: int) -> Progress:
+    """A bar on stderr, if that is a terminal and ``total`` bytes are many; use it in a ``with`` statement."""
+    console = stderr()
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal or total < LONG_RUN,
+        # results that go to a file or a pipe must not be drawn above the bar instead
+        redirect_stdout=sys.stdout.isatty(),
+    )
+
+
+def find_traces(paths: Iterable[Path]) -> list[Path]:
+    """The given files, and every trace in the given folders, in order. Fails if there is nothing."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            fail(f"{path}: no such file or folder")
+        inside = [p for p in path.rglob("*") if p.name.endswith((".jsonl", ".jsonl.gz"))]
+        if path.is_dir() and not inside:
+            fail(f"{path}: holds no trace (.jsonl or .jsonl.gz)")
+        found += sorted(inside) if path.is_dir() else [path]
+    return found
+
+
+def map_text(cells: Iterable[MapCell]) -> Text:
+    """A row of a cell map in colour."""
+    text = Text()
+    for cell in cells:
+        text.append(cell.before, MARKED if cell.before == "!" else HEAD)
+        text.append(cell.glyph, _style(cell))
+    return text
+
+
+def _style(cell: MapCell) -> str:
+    if not cell.seq:
+        return EMPTY
+    return SHARED if len(cell.seq) > 1 else SEQUENCE_STYLES[cell.seq[0] % len(SEQUENCE_STYLES)]
+
+
+def table(rows: Iterable[tuple[str, ...]], left: int = 1) -> list[str]:
+    """Rows as aligned lines: the first ``left`` columns to the left, numbers to the right."""
+    rows = list(rows)
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))] if rows else []
+    lines = []
+    for row in rows:
+        cells = [
+            c.ljust(w) if k < left else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,52 @@
+"""``kvsim verify``: recompute what llama.cpp computed, from its recorded inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from kvsim.cli.terminal import DIFFERENT, fail, progress, stdout
+from kvsim.verify import GoldenError, Result, golden_files, verify_file
+
+
+def verify_command(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Goldens (.npz), or folders of them.")
+    ],
+) -> None:
+    """Recompute numeric goldens and compare.
+
+    One line a file, and one for each array out of tolerance. Exit status 0: all agree, 1: some do not,
+    2: input that cannot be used.
+    """
+    out = stdout()
+    try:
+        files = golden_files(paths)
+        failed = checked = 0
+        sizes = [path.stat().st_size for path in files]
+        with progress(sum(sizes)) as bar:
+            task = bar.add_task("verifying", total=sum(sizes))
+            for path, size in zip(files, sizes, strict=True):
+                result = verify_file(path)
+                _print(result)
+                checked += len(result.checks)
+                failed += not result.ok
+                bar.advance(task, size)
+    except GoldenError as error:
+        fail(error)
+    out.print(Text(f"{len(files)} files, {checked} arrays, {failed} files out of tolerance"))
+    raise typer.Exit(DIFFERENT if failed else 0)
+
+
+def _print(result: Result) -> None:
+    out = stdout()
+    worst = max((check.max_error for check in result.checks if check.tolerance), default=0.0)
+    verdict = "agrees" if result.ok else "DIFFERS"
+    line = f"{result.path!s:<60} {len(result.checks):>4} arrays  worst {worst:.1e}  {verdict}"
+    out.print(Text(line, style="" if result.ok else "bold red"))
+    for check in result.checks:
+        if not check.ok:
+            out.print(Text(f"    {check.name}: {check.max_error:g}, allowed {check.tolerance:g}"))
