@@ -38,7 +38,10 @@ YARN_LOG_ARCHS = {"deepseek2": 10.0, "mistral4": 10.0, "deepseek32": 10.0, "mist
 def read_model(path: str | Path) -> ModelParams:
     """The model in a GGUF file. Raises ModelError if the file is damaged, or no model for kvsim."""
     file = open_gguf(path)
-    model = model_from_metadata(file.values, file.tensor_names)
+    try:
+        model = model_from_metadata(file.values, file.tensor_names)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
     if "rope_freqs.weight" in file.tensor_names:
         factors = tuple(float(v) for v in file.tensor("rope_freqs.weight"))
         model = _with_rope_factors(model, factors)
