@@ -42,7 +42,7 @@ def encode(type_name: str, rows: ArrayLike) -> U8:
     x = np.asarray(rows, np.float32)
     kind = cache_type(type_name)
     n_bytes = kind.row_bytes(x.shape[-1])
-    blocks = x.reshape(*x.shape[:-1], -1, kind.block)
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // kind.block, kind.block)
     with np.errstate(over="ignore", invalid="ignore"):
         return _ENCODERS[type_name](blocks).reshape(*x.shape[:-1], n_bytes)
 
@@ -55,9 +55,9 @@ def decode(type_name: str, raw: U8) -> F32:
     kind = cache_type(type_name)
     if raw.shape[-1] % kind.n_bytes:
         raise ValueError(f"{raw.shape[-1]} bytes are no whole number of {type_name} blocks of {kind.n_bytes}")
-    n = raw.shape[-1] // kind.n_bytes * kind.block
-    blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:-1], -1, kind.n_bytes)
-    return _DECODERS[type_name](blocks).reshape(*raw.shape[:-1], n)
+    n_blocks = raw.shape[-1] // kind.n_bytes
+    blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:-1], n_blocks, kind.n_bytes)
+    return _DECODERS[type_name](blocks).reshape(*raw.shape[:-1], n_blocks * kind.block)
 
 
 # -- float types: a block is one value -------------------------------------------------------------
@@ -137,8 +137,10 @@ def _encode_signed(x: F32, bits: int) -> U8:
 def _encode_affine(x: F32, bits: int) -> U8:
     """q4_1 and q5_1: quants run from the minimum to the maximum."""
     top = (1 << bits) - 1
-    low = x.min(axis=-1, keepdims=True)
-    d = (x.max(axis=-1, keepdims=True) - low) / np.float32(top)
+    # The first smallest and largest value: of -0 and +0, which are equal, the sign of the first counts.
+    low = np.take_along_axis(x, x.argmin(axis=-1, keepdims=True), axis=-1)
+    high = np.take_along_axis(x, x.argmax(axis=-1, keepdims=True), axis=-1)
+    d = (high - low) / np.float32(top)
     q = np.minimum((x - low) * _inverse(d) + np.float32(0.5), top).astype(np.uint8)
     fifth = [_fifth_bits(q)] if bits == 5 else []
     return np.concatenate([_half(d), _half(low), *fifth, _nibbles(q)], axis=-1)
@@ -182,7 +184,7 @@ def encode_iq4_nl_for_model_file(rows: ArrayLike) -> U8:
     """
     x = np.asarray(rows, np.float32)
     n_bytes = cache_type("iq4_nl").row_bytes(x.shape[-1])
-    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
     largest = _largest(blocks)
     zero = np.abs(largest) < _IQ4_NL_SMALLEST
     qx, qq = _fit(blocks, _nearest_code(blocks * _inverse(largest / -IQ4_NL_CODES[0])))
