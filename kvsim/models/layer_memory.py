@@ -17,16 +17,15 @@ from kvsim.batch import Ubatch
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.recurrent import RecurrentView
 from kvsim.errors import CacheUsageError
-from kvsim.memory import View
-from kvsim.tensors.codecs import decode, encode
+from kvsim.memory import BoolArray, View
+from kvsim.models.cache_spec import LayerSpec
+from kvsim.tensors.attention import attention_weights, weighted_values
+from kvsim.tensors.flash import as_operand, flash_attention
 from kvsim.tensors.hadamard import hadamard
 from kvsim.tensors.recurrent_store import RecurrentStore
 from kvsim.tensors.store import KVStore
 
 Floats = NDArray[np.floating[Any]]
-
-QUERY_TYPES = {"f32": "f32", "f16": "f16", "bf16": "bf16"}
-"""What flash attention rounds queries to, by the type of the keys; q8_0 for quantised keys."""
 
 
 class LayerMemory(Protocol):
@@ -81,9 +80,6 @@ class CachedLayers:
             q, k = hadamard(q, spec.n_rot_k), hadamard(k, spec.n_rot_k)
         if spec.n_rot_v:
             v = hadamard(v, spec.n_rot_v)
-        if self.flash_attn:
-            query_type = QUERY_TYPES.get(owner.k.name, "q8_0")
-            q = decode(query_type, encode(query_type, q)).astype(q.dtype)
         mask = view.mask(self.causal)
         out = np.empty((*q.shape[:2], v.shape[-1]), q.dtype)
         for stream, cells, rows in _by_stream(view):
@@ -93,8 +89,20 @@ class CachedLayers:
             seen = slice(0, view.n_kv)
             keys = store.decode_k(owner.il, stream, seen).reshape(view.n_kv, *k.shape[1:])
             values = store.decode_v(owner.il, stream, seen).reshape(view.n_kv, *v.shape[1:])
-            out[rows] = softmax_attention(q[rows], keys, values, mask[rows], scale, softcap)
+            out[rows] = self._attention(owner, q[rows], keys, values, mask[rows], scale, softcap)
         return hadamard(out, spec.n_rot_v) if spec.n_rot_v else out
+
+    def _attention(
+        self, layer: LayerSpec, q: Floats, k: Floats, v: Floats, mask: BoolArray, scale: float, softcap: float
+    ) -> Floats:
+        """Attention with the roundings of the CPU backend."""
+        assert layer.v is not None
+        type_k, type_v = layer.k.name, layer.v.name
+        if self.flash_attn:
+            return flash_attention(q, k, v, mask, scale=scale, type_k=type_k, type_v=type_v, softcap=softcap)
+        q, k, v = as_operand(q, type_k), k.astype(q.dtype), v.astype(q.dtype)
+        weights = attention_weights(q, k, mask, scale=scale, softcap=softcap)
+        return weighted_values(as_operand(weights, type_v), v)
 
     def _view_of(self, il: int) -> KVView:
         for view in self._kv:
@@ -131,23 +139,3 @@ def _by_stream(view: KVView) -> Iterator[tuple[int, NDArray[np.int32], slice]]:
     for stream, cells in zip(view.slot.strm, view.slot.idxs, strict=True):
         yield stream, cells, slice(start, start + len(cells))
         start += len(cells)
-
-
-def softmax_attention(
-    q: Floats, keys: Floats, values: Floats, mask: NDArray[np.bool_], scale: float, softcap: float
-) -> Floats:
-    """``[token, head, dim]``: each query's mean of the values it may see, weighted by softmax of its scores.
-
-    ``q [token, head, dim]``, ``keys``/``values [cell, kv head, dim]``, ``mask [token, cell]``. Heads share
-    KV heads in groups. ``softcap`` c bends scores to c tanh(s/c) (0 = not).
-    """
-    n_kv_head = keys.shape[1]
-    grouped = q.reshape(len(q), n_kv_head, -1, q.shape[-1])
-    scores = scale * np.einsum("tgrd,cgd->tgrc", grouped, keys.astype(q.dtype))
-    if softcap:
-        scores = softcap * np.tanh(scores / softcap)
-    scores = np.where(mask[:, None, None, :], scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    out: Floats = np.einsum("tgrc,cgd->tgrd", weights, values.astype(q.dtype))
-    return out.reshape(*q.shape[:2], -1)

@@ -21,7 +21,7 @@ from kvsim.verify import ArrayCheck, Arrays, Meta, close, exact
 TOLERANCES = {
     "llama": 3.2e-6,
     "llamahd64": 3.2e-6,
-    "gemma2": 1.2e-4,
+    "gemma2": 1.3e-4,
     "mamba": 5.2e-6,
     "mamba2": 3.1e-6,
     "jamba": 3.3e-6,
@@ -30,8 +30,8 @@ TOLERANCES = {
 }
 """Largest error by model, f32 caches."""
 
-ROUNDED = {"f16": 4.9e-3, "q8_0": 1e-6, "q4_0": 2.5e-4}
-"""Largest error with flash attention by row type; its f16 accumulator is not followed."""
+ROUNDED = {"f16": 6e-4, "q8_0": 1e-6, "q4_0": 2.5e-4}
+"""Largest error with flash attention by row type: one value that rounds the other way."""
 
 
 def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
