@@ -10,9 +10,10 @@ def main() -> None:
     try:
         from kvsim.cli import app
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("typer", "rich"):
             raise
-        print(f"the kvsim command needs {error.name}: pip install 'kvsim[cli]'", file=sys.stderr)
+        print(f"the kvsim command needs {missing}: pip install 'kvsim[cli]'", file=sys.stderr)
         sys.exit(2)
     app()
 

@@ -39,6 +39,7 @@ def _print_maps(out: Console, ours: dict[str, Any], theirs: dict[str, Any], size
         line = Text("  ")
         for row in pair:
             line.append(f"{row.first:>6}").append(map_text(row.cells)).append("  ")
+        line.rstrip()
         out.print(line)
 
 

@@ -70,19 +70,19 @@ def replay_command(
     """
     files = find_traces(paths)
     sizes = [path.stat().st_size for path in files]
-    out, outcomes = stdout(), []
+    out, outcomes, width = stdout(), [], max(len(str(path)) for path in files)
     with progress(sum(sizes)) as bar:
         task = bar.add_task("replaying", total=sum(sizes))
         for i, path in enumerate(files):
             outcome = replay_one(path, partial(_advance, bar, task, sum(sizes[:i])))
             outcomes.append(outcome)
             if not as_json:
-                _print_outcome(out, outcome, explained)
+                _print_outcome(out, outcome, explained, width)
     total = _total(outcomes)
     if as_json:
         print(json.dumps({"traces": [outcome.to_json() for outcome in outcomes], **total.counts()}))
     elif len(outcomes) > 1:
-        out.print(_line(total))
+        out.print(_line(total, width))
     raise typer.Exit(_status(outcomes))
 
 
@@ -123,17 +123,17 @@ def _status(outcomes: list[Outcome]) -> int:
     return DIFFERENT if any(outcome.differences for outcome in outcomes) else 0
 
 
-def _print_outcome(out: Console, outcome: Outcome, explained: bool) -> None:
+def _print_outcome(out: Console, outcome: Outcome, explained: bool, width: int) -> None:
     if outcome.error is not None:
         stderr().print(Text(outcome.error))
         return
-    out.print(_line(outcome))
+    out.print(_line(outcome, width))
     if explained and outcome.first is not None:
         first = outcome.first
         explain(out, first.header, first.recorded, first.computed, first.found)
 
 
-def _line(outcome: Outcome) -> Text:
+def _line(outcome: Outcome, width: int) -> Text:
     counts = f"{outcome.operations:>7,} operations {outcome.decodes:>6,} decodes"
     style = "bold red" if outcome.differences else ""
-    return Text(f"{outcome.path:<60} {counts} {outcome.differences:>7,} differences", style)
+    return Text(f"{outcome.path:<{width}} {counts} {outcome.differences:>7,} differences", style)

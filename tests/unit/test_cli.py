@@ -1,0 +1,313 @@
+"""The commands: what they print, where, and their exit status."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from trace_samples import HYBRID, ISWA, KV, SMALL, TRACES, as_bytes, lines_of
+from typer.testing import CliRunner
+
+from kvsim.cli import app
+from kvsim.cli.memory import size_in_words, size_of
+from kvsim.cli.terminal import map_text, table
+from kvsim.trace.cellmap import MapCell
+
+GOLDENS = TRACES.parent / "goldens"
+
+
+def run(*args):
+    return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "160"})
+
+
+@pytest.fixture
+def tampered(tmp_path):
+    """A recording in which one cell of one picture was changed, and what the cell was."""
+    lines = lines_of(ISWA)
+    line = next(x for x in lines[2:] if x["op"] == "decode" and x["ret"] == 0)
+    cell = line["after"]["caches"]["swa"][0]["cells"][2]
+    cell[1] += 1
+    path = tmp_path / "tampered.jsonl"
+    path.write_bytes(as_bytes(lines))
+    return path, line["i"], cell
+
+
+# -- replay -----------------------------------------------------------------------------------
+
+
+def test_replay_prints_one_line_a_trace_and_the_sum(tmp_path):
+    shutil.copy(SMALL, tmp_path / "a.jsonl.gz")
+    shutil.copy(SMALL, tmp_path / "b.jsonl.gz")
+    (tmp_path / "notes.txt").write_text("not a trace")
+    result = run("replay", tmp_path)
+    assert result.exit_code == 0
+    assert [line.split()[-6:] for line in result.stdout.splitlines()] == [
+        ["102", "operations", "49", "decodes", "0", "differences"],
+        ["102", "operations", "49", "decodes", "0", "differences"],
+        ["204", "operations", "98", "decodes", "0", "differences"],
+    ]
+    assert result.stderr == ""
+
+
+def test_replay_of_one_trace_has_no_sum():
+    assert run("replay", SMALL).stdout.count("\n") == 1
+
+
+def test_replay_finds_a_difference(tampered):
+    path, _, _ = tampered
+    result = run("replay", path)
+    assert result.exit_code == 1
+    assert result.stdout.split()[-2:] == ["1", "differences"]
+
+
+def test_replay_explains_the_first_difference_side_by_side(tampered):
+    path, i, (index, pos, *_) = tampered
+    lines = run("replay", "--explain", path).stdout.splitlines()
+    assert lines[1].startswith(f"  operation {i}, decode(")
+    assert lines[1].endswith(": 1 fields differ")
+    assert lines[2].startswith(f"    after.caches.swa[0].cells[{index}]: recorded [{index}, {pos}, ")
+    assert lines[4] == "  swa, stream 0"
+    assert lines[5].startswith("  recorded, head ")
+    left, right = lines[6].split("      0")[1:]
+    assert left.rstrip() == right.rstrip()
+    assert left[2 * index] == "!"
+    assert left.count("!") == 1
+    assert lines[7].startswith(f"    cell {index}: recorded position {pos}, seq ")
+    assert f"; computed position {pos - 1}, seq " in lines[7]
+
+
+def test_replay_as_json(tampered):
+    path, i, cell = tampered
+    result = run("replay", "--json", path, SMALL)
+    assert result.exit_code == 1
+    answer = json.loads(result.stdout)
+    bad, good = answer["traces"]
+    assert (answer["differences"], bad["differences"], good["differences"]) == (1, 1, 0)
+    assert answer["operations"] == bad["operations"] + good["operations"]
+    assert good["first"] is None
+    assert (bad["first"]["i"], bad["first"]["op"]) == (i, "decode")
+    [difference] = bad["first"]["differences"]
+    assert difference["path"] == f"after.caches.swa[0].cells[{cell[0]}]"
+    assert difference["recorded"] == cell
+    assert difference["computed"] == [cell[0], cell[1] - 1, *cell[2:]]
+
+
+def test_replay_of_damaged_input_is_one_line_and_the_others_still_run(tmp_path):
+    lines = lines_of(KV)
+    lines[4]["op"] = "seq_mv"
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(as_bytes(lines))
+    result = run("replay", bad, SMALL)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{bad}:5: the operation.op is 'seq_mv', must be an operation")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout.splitlines()[0].startswith(str(SMALL))
+    assert json.loads(run("replay", "--json", bad).stdout)["traces"][0]["error"].startswith(f"{bad}:5: ")
+
+
+def test_replay_refuses_a_header_of_another_memory(tmp_path):
+    lines = lines_of(KV)
+    lines[0]["arch"] = "no-such-model"
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(as_bytes(lines))
+    result = run("replay", path)
+    assert result.exit_code == 2
+    assert "no-such-model" in result.stderr
+
+
+def test_replay_of_nothing(tmp_path):
+    result = run("replay", tmp_path / "missing")
+    assert (result.exit_code, result.stderr) == (2, f"{tmp_path}/missing: no such file or folder\n")
+    result = run("replay", tmp_path)
+    assert (result.exit_code, result.stderr) == (2, f"{tmp_path}: holds no trace (.jsonl or .jsonl.gz)\n")
+
+
+# -- show -------------------------------------------------------------------------------------
+
+
+def test_show_draws_the_recorded_cells():
+    result = run("show", HYBRID, "--at", 20)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[:6] == [
+        "20  decode(1 token of seq 2)  [0 ok]",
+        "First the rows of stream 0 are copied to stream 2. Then position 14 of seq 2 goes to cell 42.",
+        "",
+        "attn, stream 0  42 of 256 cells used, head 42",
+        "      0 " + " 0" * 42 + ">." + " ." * 21,
+        "     64  ... 192 empty cells",
+    ]
+    assert "attn, stream 2  43 of 256 cells used, head 43 (was 42)" in result.stdout
+    assert "recurrent  4 of 4 states used, head 1, n 1" in result.stdout
+    assert result.stdout.splitlines()[-4:] == [
+        "  seq 0: 13 to 13",
+        "  seq 1: 88 to 88",
+        "  seq 2: 14 to 14",
+        "  seq 3: 33 to 33",
+    ]
+
+
+def test_show_does_not_compute(tampered):
+    path, i, _ = tampered
+    lines = lines_of(ISWA)
+    cells = next(line for line in lines if line.get("i") == i)["after"]["caches"]["swa"][0]["cells"]
+    assert f"swa  {len(cells)} of 512 cells used" in run("show", path, "--at", i).stdout
+
+
+def test_show_ends_at_the_last_operation_and_tells_the_range():
+    assert run("show", SMALL).stdout.startswith("101  ")
+    result = run("show", SMALL, "--at", 102)
+    assert result.exit_code == 2
+    assert result.stderr == f"{SMALL}: there is no operation 102; the trace has 0 to 101\n"
+
+
+def test_show_of_damaged_input(tmp_path):
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(SMALL.read_bytes()[:2000])
+    result = run("show", path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{path}:")
+    assert result.stderr.endswith("the gzip stream ends early: the file is cut off\n")
+
+
+def test_cells_are_coloured_by_sequence():
+    cells = [
+        MapCell("1", (1,), " "),
+        MapCell("+", (0, 1), "!"),
+        MapCell(".", (), ">"),
+        MapCell("d", (13,), " "),
+    ]
+    text = map_text(cells)
+    assert text.plain == " 1!+>. d"
+    styles = [str(span.style) for span in text.spans]
+    assert styles[1] == styles[7] == "#0b0e12 on #e6830c"
+    assert styles[2:4] == ["bold red", "reverse bold"]
+    assert styles[5] == "dim"
+
+
+def test_what_a_file_says_is_text_and_no_markup(tmp_path):
+    lines = lines_of(SMALL)
+    lines[2]["op"] = "[red]op[/red]\x1b[31m"
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(as_bytes(lines))
+    result = run("show", path)
+    assert result.exit_code == 2
+    assert "the operation.op is '[red]op[/red]\\x1b[31m', must be" in result.stderr
+
+
+# -- verify -----------------------------------------------------------------------------------
+
+
+def test_verify_a_golden():
+    result = run("verify", GOLDENS / "rowcodec" / "rows32.npz")
+    assert result.exit_code == 0
+    line, total = result.stdout.splitlines()
+    assert line.endswith("25 arrays  worst 0.0e+00  agrees")
+    assert total == "1 files, 25 arrays, 0 files out of tolerance"
+
+
+def test_verify_finds_an_altered_array(tmp_path):
+    source = GOLDENS / "rowcodec" / "rows32.npz"
+    with np.load(source) as npz:
+        arrays = dict(npz)
+    name = next(name for name, array in arrays.items() if name != "meta_json" and array.dtype == np.uint8)
+    arrays[name] = arrays[name] ^ 1
+    path = tmp_path / "rowcodec" / "rows32.npz"
+    path.parent.mkdir()
+    np.savez(path, **arrays)
+    result = run("verify", path)
+    assert result.exit_code == 1
+    assert "DIFFERS" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith("1 files out of tolerance")
+
+
+def test_verify_of_what_is_no_golden(tmp_path):
+    path = tmp_path / "rowcodec" / "x.npz"
+    path.parent.mkdir()
+    path.write_bytes(b"no")
+    assert run("verify", path).exit_code == 2
+    assert "no goldens there" in run("verify", tmp_path / "none").stderr
+
+
+# -- memory -----------------------------------------------------------------------------------
+
+
+def test_memory_of_a_known_model():
+    report = json.loads(run("memory", "--arch", "llama3.1-8b", "--n-ctx", 8192, "--json").stdout)
+    # 32 layers, 8 heads of 128 values, two bytes each, keys and values
+    assert report["total"] == 8192 * 32 * 8 * 128 * 2 * 2
+    lines = run("memory", "--arch", "llama3.1-8b", "--n-ctx", 8192).stdout.splitlines()
+    assert lines[0] == "kv memory, context 8,192 for 1 sequence"
+    assert lines[-1].split() == ["total", "1,073,741,824", "1.00", "GiB"]
+
+
+def test_memory_that_fits_a_budget():
+    def fit(*args):
+        return json.loads(run("memory", "--arch", "llama3.1-8b", "--json", *args).stdout)
+
+    assert fit("--budget", "1GiB")["n_ctx"] == 8192
+    assert fit("--budget", "1GiB", "--n-ctx", 2048)["n_seq_max"] == 4
+    result = run("memory", "--arch", "llama3.1-8b", "--budget", "1MiB")
+    assert (result.exit_code, result.stdout) == (1, "nothing fits, not even the smallest context\n")
+    result = run("memory", "--arch", "llama3.1-8b", "--budget", "1GiB", "--n-ctx", 2048)
+    assert result.stdout.startswith("4 sequences of 2,048 tokens fit:\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "give one model: --gguf FILE, or --arch NAME with one of llama2-7b"),
+        (["--arch", "llama3-8b", "--gguf", "x"], "give one model"),
+        (["--arch", "none"], "unknown model 'none'"),
+        (["--arch", "llama3-8b", "--type-k", "q9"], "unknown cache type 'q9'"),
+        (["--arch", "llama3-8b", "--budget", "much"], "--budget 'much' is not a size; write it like 24GiB"),
+        (["--gguf", "/no/such/file"], "/no/such/file"),
+    ],
+)
+def test_memory_that_cannot_be_told(args, message):
+    result = run("memory", *args)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_sizes():
+    assert [size_of(text) for text in ("24GiB", "1.5 gb", "4096", "10kib", "0B")] == [
+        24 * 2**30,
+        1_500_000_000,
+        4096,
+        10240,
+        0,
+    ]
+    sizes = [size_in_words(n) for n in (0, 1023, 1024, 1536 * 2**20)]
+    assert sizes == ["0 B", "1023 B", "1.00 KiB", "1.50 GiB"]
+
+
+def test_table_aligns_names_left_and_numbers_right():
+    assert table([("a", "100"), ("long", "2")]) == ["a     100", "long    2"]
+
+
+# -- the command itself -----------------------------------------------------------------------
+
+
+def test_no_arguments_show_the_commands():
+    result = run()
+    assert result.exit_code == 2
+    for command in ("replay", "show", "verify", "memory"):
+        assert f"  {command} " in result.output
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_its_libraries_it_says_how_to_install_them(missing):
+    code = f"import sys; sys.modules[{missing!r}] = None; from kvsim.__main__ import main; main()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == f"the kvsim command needs {missing}: pip install 'kvsim[cli]'\n"
+
+
+def test_run_as_a_module():
+    result = subprocess.run(
+        [sys.executable, "-m", "kvsim", "replay", str(SMALL)], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.split()[-2:] == ["0", "differences"]
