@@ -48,8 +48,20 @@ ARGS: dict[str, Table] = {
 }
 """Every operation with its arguments and their kinds."""
 
+FAULT = Kind(
+    'an object with "kind" (alloc or compute) and "ubatch"',
+    lambda v: (
+        type(v) is dict
+        and set(v) == {"kind", "ubatch"}
+        and v["kind"] in ("alloc", "compute")
+        and COUNT.test(v["ubatch"])
+    ),
+)
+"""A fault other than an abort, which the recordings of llama.cpp do not have: the graph of that ubatch
+found no memory, or its computation failed."""
+
 OPTIONAL_ARGS: dict[str, Table] = {
-    "decode": {"embd_seed": COUNT, "abort_at_ubatch": COUNT, "note": TEXT},
+    "decode": {"embd_seed": COUNT, "abort_at_ubatch": COUNT, "fault": FAULT, "note": TEXT},
     "state_seq_set": {"truncate": COUNT, "xor0": integer(0, 255)},
 }
 
@@ -60,16 +72,19 @@ _RET: dict[str, Kind] = {
     **dict.fromkeys(("state_seq_get", "state_seq_set", "state_get", "state_set"), integer(0, 2**53)),
 }
 
+_BLOB = Kind("base64 text", lambda v: type(v) is str and v.isascii())
+_ROWS: Table = {"n": COUNT, "f32": _BLOB}
+
 EXTRA: dict[str, Table] = {
-    "state_seq_get": {"size": integer(0, 2**53), "sha256": TEXT},
-    "state_get": {"size": integer(0, 2**53), "sha256": TEXT},
+    "state_seq_get": {"size": integer(0, 2**53)},
+    "state_get": {"size": integer(0, 2**53)},
     "rows": {"k": or_null(RECORD), "v": or_null(RECORD)},
 }
 """What a line carries beside ``args`` and ``ret``."""
 
-_BLOB = Kind("base64 text", lambda v: type(v) is str and v.isascii())
-_ROWS: Table = {"n": COUNT, "f32": _BLOB}
-_OPTIONAL_EXTRA: dict[str, Table] = {"state_seq_get": {"blob": _BLOB}, "state_get": {"blob": _BLOB}}
+_DIGEST: Table = {"sha256": TEXT, "blob": _BLOB}
+OPTIONAL_EXTRA: dict[str, Table] = {"state_seq_get": _DIGEST, "state_get": _DIGEST}
+"""What it may carry: llama.cpp's recordings have digests of the saved bytes, and small states themselves."""
 
 _LINE: Table = {
     "i": COUNT,
@@ -86,7 +101,7 @@ def check_operation(line: Any, header: Header) -> None:
     optional, extra = OPTIONAL_ARGS.get(op, {}), EXTRA.get(op, {})
     check_record(args, ARGS[op], f"{op} args", optional)
     check_keys(args, {*ARGS[op], *optional}, f"{op} args")
-    optional_extra = _OPTIONAL_EXTRA.get(op, {})
+    optional_extra = OPTIONAL_EXTRA.get(op, {})
     check_record(line, {"ret": _RET.get(op, NULL), **extra}, op, optional_extra)
     decode = {"ubatches"} if op == "decode" else set()
     check_keys(line, {*_LINE, "ret", *extra, *optional_extra, *decode}, op)
@@ -136,7 +151,7 @@ def _check_saved_state(line: dict[str, Any]) -> None:
     op = line["op"]
     if line["size"] != line["ret"]:
         raise TraceError(f"{op}.size is {line['size']}, ret is {line['ret']}: both are the bytes written")
-    digest = line["sha256"]
+    digest = line.get("sha256", "0" * 64)
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise TraceError(f"{op}.sha256 is {reprlib.repr(digest)}, must be 64 hexadecimal digits")
     if "blob" in line:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from kvsim.errors import TraceError
 from kvsim.trace.header import Header
 from kvsim.trace.lines import read_lines
-from kvsim.trace.operation import EXTRA, check_operation
+from kvsim.trace.operation import EXTRA, OPTIONAL_EXTRA, check_operation
 from kvsim.trace.picture import check_picture, check_ubatches
 
 
@@ -123,7 +123,8 @@ class _Reader:
             ubatches = line.get("ubatches")
             check_ubatches(ubatches, len(line["args"]["seq"]), self.header)
         self.count += 1
-        extra = {key: line[key] for key in (*EXTRA.get(line["op"], ()), "blob") if key in line}
+        carried = (*EXTRA.get(line["op"], ()), *OPTIONAL_EXTRA.get(line["op"], ()))
+        extra = {key: line[key] for key in carried if key in line}
         return Step(line["i"], line["op"], line["args"], line["ret"], ubatches, self._after, extra)
 
     def _check_order(self, line: dict[str, Any]) -> None:

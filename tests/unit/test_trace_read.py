@@ -312,6 +312,10 @@ OPERATIONS = {
         of("state_seq_get", lambda x: x.update(sha256="0")),
         "sha256 is '0', must be 64 hexadecimal digits",
     ),
+    "fault": (
+        of("decode", lambda x: x["args"].update(fault={"kind": "abort", "ubatch": 0})),
+        "decode args.fault is",
+    ),
     "blob": (
         of("state_seq_get", lambda x: x.update(blob="????")),
         "state_seq_get.blob is not base64: Only base64 data is allowed",
