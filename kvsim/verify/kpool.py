@@ -9,6 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.batch import Ubatch
+from kvsim.caches.kv import KVCache
+from kvsim.caches.pool_layout import PoolLayout, all_clean
+from kvsim.memory import SlotInfo
+from kvsim.models.arch import NonCausal
+from kvsim.models.cache_spec import CacheSpec
+from kvsim.models.params import RopeType, SwaType
 from kvsim.tensors import kpool
 from kvsim.tensors.codecs import decode, encode
 from kvsim.tensors.indexer import index_scores
@@ -23,44 +29,62 @@ SECTIONS = (16, 16, 16, 16)
 
 
 def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
-    shape = _shape(meta)
-    layout = _layout(arrays, shape)
-    ubatch, cells = _ubatch(arrays), arrays["slot_idxs.idx"].reshape(-1)
-    stale = {int(s): p for s, p in meta["stale_before"].items()}
-    safe = meta["cache_safe"]
-    new = kpool.new_pools(layout, ubatch, cells, shape, stale, safe)
+    cache = _cache(arrays, meta)
+    layout = PoolLayout(meta["kpool"], by_order=meta["arch"] == "qwen4exp")
+    layout.refresh(cache, all_clean())
+    ubatch = _ubatch(arrays)
+    streams, cells = arrays["slot_strm.idx"], arrays["slot_idxs.idx"]
+    stale = all_clean()
+    for s, pos in meta["stale_before"].items():
+        stale[int(s)] = pos
+    new = layout.new_pools(ubatch, SlotInfo(tuple(streams.tolist()), tuple(cells)), stale)
     inputs = kpool.pool_inputs(
-        layout, ubatch, cells, shape, new, safe, meta["n_kv"], gather="sel_idx" in arrays
+        layout,
+        ubatch,
+        cells.reshape(-1),
+        new,
+        layout.n_new_padded(int(new.sum()), ubatch, cache),
+        kv_size=cache.size,
+        n_stream=cache.n_stream,
+        n_kv=meta["n_kv"],
+        gather="sel_idx" in arrays,
     )
     return [
-        *_check_inputs(inputs, new, arrays),
+        exact("cache_safe", layout.cache_safe, meta["cache_safe"]),
+        exact("n_pools", layout.n_real, arrays["n_pools"]),
+        exact("n_new", new.sum(), arrays["n_new"]),
+        *_check_inputs(inputs, arrays),
         _check_token_rows(inputs, arrays, meta),
-        *_check_keys(inputs, arrays, shape),
+        *_check_keys(inputs, arrays, layout.by_order),
         *_check_selection(inputs, arrays, meta),
     ]
 
 
-def _shape(meta: Meta) -> kpool.PoolShape:
-    cache = meta["caches"]["idx"]
-    return kpool.PoolShape(
-        size=meta["kpool"],
-        by_order=meta["arch"] == "qwen4exp",
-        kv_size=cache["size"],
-        n_stream=cache["n_stream"],
-        n_seq_max=cache["n_seq_max"],
+def _cache(arrays: Arrays, meta: Meta) -> KVCache:
+    """The recorded cells, in a cache without rows."""
+    recorded = meta["caches"]["idx"]
+    spec = CacheSpec(
+        **{name: recorded[name] for name in ("n_stream", "size", "n_seq_max", "n_pad", "can_shift")},
+        n_swa=0,
+        swa_type=SwaType.NONE,
+        v_trans=False,
+        n_rot_k=0,
+        n_rot_v=0,
+        has_cell_ext=False,
+        rope_type=RopeType.NONE,
+        layers=(),
+        map_layer_ids={},
+        n_pos_per_embd=1,
+        non_causal=NonCausal.ALL,
+        use_alibi=False,
+        has_mask=False,
+        ngram_token=None,
     )
-
-
-def _layout(arrays: Arrays, shape: kpool.PoolShape) -> dict[int, kpool.SeqPools]:
-    layout = {}
-    for s in range(shape.n_seq_max):
-        stream = s if shape.n_stream > 1 else 0
-        owned = np.flatnonzero(arrays["idx.seqbits"][stream] >> s & 1).astype(np.int32)
-        pos = arrays["idx.pos"][stream, owned]
-        order = np.argsort(pos, kind="stable")
-        starts = kpool.pool_starts(pos[order], shape.size, shape.by_order)
-        layout[s] = kpool.SeqPools(stream, pos[order], owned[order], starts)
-    return layout
+    cache = KVCache(spec, "idx")
+    for table, pos, bits in zip(cache.cells, arrays["idx.pos"], arrays["idx.seqbits"], strict=True):
+        cells = np.flatnonzero(pos >= 0).astype(np.int32)
+        table.place(cells, pos[cells], [[s for s in range(32) if b >> s & 1] for b in bits[cells].tolist()])
+    return cache
 
 
 def _ubatch(arrays: Arrays) -> Ubatch:
@@ -79,9 +103,7 @@ def _ubatch(arrays: Arrays) -> Ubatch:
     )
 
 
-def _check_inputs(inputs: kpool.PoolInputs, new: NDArray[np.bool_], arrays: Arrays) -> Iterator[ArrayCheck]:
-    yield exact("n_pools", inputs.n_pools, arrays["n_pools"])
-    yield exact("n_new", new.sum(), arrays["n_new"])
+def _check_inputs(inputs: kpool.PoolInputs, arrays: Arrays) -> Iterator[ArrayCheck]:
     for name in ("pool_cells", "pool_idxs", "tail_idxs", "new_pool_idxs", "new_pool_rep"):
         yield exact(name, getattr(inputs, name), arrays[name])
     yield exact("pool_mask", inputs.pool_mask, arrays["pool_mask"] == 0)
@@ -101,21 +123,21 @@ def _check_token_rows(inputs: kpool.PoolInputs, arrays: Arrays, meta: Meta) -> A
     return exact("idx_rows", rows.reshape(recorded.shape), recorded)
 
 
-def _check_keys(inputs: kpool.PoolInputs, arrays: Arrays, shape: kpool.PoolShape) -> Iterator[ArrayCheck]:
+def _check_keys(inputs: kpool.PoolInputs, arrays: Arrays, by_order: bool) -> Iterator[ArrayCheck]:
     rows = arrays["idx_rows"].reshape(-1, arrays["idx_rows"].shape[-1]).astype(np.float64)
     d = arrays["pooled"].shape[-1]
     members = rows[arrays["new_pool_idxs"][: len(inputs.new_first)]]
     yield exact("pooled", rows[inputs.pool_cells, -d:], arrays["pooled"])
     if not len(inputs.new_first):
         return
-    if shape.by_order:
+    if by_order:
         t, y, x = arrays["new_pool_pos_tyx"].T
         rotation = Rope(arrays["k_norm"].shape[-1], base=10000.0, sections=SECTIONS, interleaved=True)
         norm = arrays["k_norm"].astype(np.float64)
         pooled = kpool.pool_mean(members[..., :d], norm, NORM_EPS, np.stack([t, y, x, t]), rotation)
     else:
         pooled = kpool.pool_gated(members[..., :d], members[..., d : 2 * d], arrays["ape"].astype(np.float64))
-    yield close("pooled_new", pooled, arrays["pooled_new"][: len(pooled)], POOLED[shape.by_order])
+    yield close("pooled_new", pooled, arrays["pooled_new"][: len(pooled)], POOLED[by_order])
 
 
 def _check_selection(inputs: kpool.PoolInputs, arrays: Arrays, meta: Meta) -> Iterator[ArrayCheck]:

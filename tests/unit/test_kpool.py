@@ -8,19 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.batch import Ubatch
+from kvsim.caches.pool_layout import CLEAN, PoolLayout, SequencePools, all_clean, pool_starts
+from kvsim.memory import SlotInfo
 from kvsim.tensors import kpool
 from kvsim.tensors.rope import Rope
 
-BY_POSITION = kpool.PoolShape(size=4, by_order=False, kv_size=32, n_stream=1, n_seq_max=2)
-BY_ORDER = kpool.PoolShape(size=4, by_order=True, kv_size=32, n_stream=1, n_seq_max=2)
-STREAMS = kpool.PoolShape(size=4, by_order=False, kv_size=32, n_stream=2, n_seq_max=2)
+KV_SIZE = 32
 
 
-def sequence(pos: list[int], shape: kpool.PoolShape, first_cell: int = 0, stream: int = 0) -> kpool.SeqPools:
+def sequence(pos: list[int], by_order: bool = False, first_cell: int = 0, stream: int = 0) -> SequencePools:
     """Cells first_cell.. at the given sorted positions."""
     held = np.array(pos, np.int32)
     cells = first_cell + np.arange(len(pos), dtype=np.int32)
-    return kpool.SeqPools(stream, held, cells, kpool.pool_starts(held, shape.size, shape.by_order))
+    return SequencePools(stream, held, cells, pool_starts(held, 4, by_order), shared=False)
+
+
+def pools(*seqs: SequencePools, by_order: bool = False, safe: bool = True) -> PoolLayout:
+    """Pools of 4 of sequences 0, 1, ..."""
+    n_real = sum(len(seq.pools) for seq in seqs)
+    return PoolLayout(4, by_order, dict(enumerate(seqs)), cache_safe=safe, n_real=n_real)
 
 
 def ubatch(*tokens: tuple[int, int]) -> Ubatch:
@@ -39,24 +45,42 @@ def ubatch(*tokens: tuple[int, int]) -> Ubatch:
     )
 
 
+def new_of(
+    layout: PoolLayout, ub: Ubatch, cells: list[int], stale: dict[int, int] | None = None
+) -> list[bool]:
+    edits = all_clean()
+    for s, pos in (stale or {}).items():
+        edits[s] = pos
+    return layout.new_pools(ub, SlotInfo((0,), (np.array(cells, np.int32),)), edits).tolist()
+
+
 def inputs(
-    layout: kpool.Layout, ub: Ubatch, cells: list[int], shape: kpool.PoolShape, **more: bool
+    layout: PoolLayout, ub: Ubatch, cells: list[int], n_new: int = 1, n_stream: int = 1, gather: bool = False
 ) -> kpool.PoolInputs:
-    at = np.array(cells, np.int32)
-    new = kpool.new_pools(layout, ub, at, shape, {}, safe=True)
-    return kpool.pool_inputs(layout, ub, at, shape, new, safe=True, n_kv=32, **more)
+    new = np.array(new_of(layout, ub, cells), np.bool_)
+    return kpool.pool_inputs(
+        layout,
+        ub,
+        np.array(cells, np.int32),
+        new,
+        n_new,
+        kv_size=KV_SIZE,
+        n_stream=n_stream,
+        n_kv=KV_SIZE,
+        gather=gather,
+    )
 
 
 def test_grouping_of_the_module_docstring() -> None:
     pos = np.array([0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11], np.int32)
-    assert pos[kpool.pool_starts(pos, 4, by_order=False)].tolist() == [0, 8]
-    assert pos[kpool.pool_starts(pos, 4, by_order=True)].tolist() == [0, 4]
+    assert pos[pool_starts(pos, 4, by_order=False)].tolist() == [0, 8]
+    assert pos[pool_starts(pos, 4, by_order=True)].tolist() == [0, 4]
 
 
 def test_pools_are_aligned_to_the_first_position() -> None:
     pos = np.arange(3, 15, dtype=np.int32)
-    assert pos[kpool.pool_starts(pos, 4, by_order=False)].tolist() == [3, 7, 11]
-    assert kpool.pool_starts(pos[:3], 4, by_order=False).tolist() == []
+    assert pos[pool_starts(pos, 4, by_order=False)].tolist() == [3, 7, 11]
+    assert pool_starts(pos[:3], 4, by_order=False).tolist() == []
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(2, 5))
@@ -71,93 +95,94 @@ def test_position_grouping_equals_the_scan(held: list[int], size: int) -> None:
             j += size
         else:
             j += 1
-    assert kpool.pool_starts(np.array(pos, np.int32), size, by_order=False).tolist() == want
+    assert pool_starts(np.array(pos, np.int32), size, by_order=False).tolist() == want
 
 
 def test_l4_the_last_padded_pool_is_never_real() -> None:
-    assert [kpool.n_padded_pools(n) for n in (0, 63, 64, 127)] == [64, 64, 128, 128]
+    assert [PoolLayout(4, False, n_real=n).n_pool for n in (0, 63, 64, 127)] == [64, 64, 128, 128]
 
 
 def test_touched_and_stale_pools_are_recomputed() -> None:
-    layout = {0: sequence(list(range(12)), BY_POSITION), 1: sequence(list(range(8)), BY_POSITION, 12)}
-    ub, cells = ubatch((11, 0)), np.array([11], np.int32)
-    new = kpool.new_pools(layout, ub, cells, BY_POSITION, {}, safe=True)
-    assert new.tolist() == [False, False, True, False, False]
-    new = kpool.new_pools(layout, ub, cells, BY_POSITION, {1: 7, 0: 8}, safe=True)
-    assert new.tolist() == [False, False, True, False, True]
-    assert kpool.new_pools(layout, ub, cells, BY_POSITION, {}, safe=False).all()
+    seqs = sequence(list(range(12))), sequence(list(range(8)), first_cell=12)
+    ub = ubatch((11, 0))
+    assert new_of(pools(*seqs), ub, [11]) == [False, False, True, False, False]
+    assert new_of(pools(*seqs), ub, [11], {1: 7, 0: 8}) == [False, False, True, False, True]
+    assert new_of(pools(*seqs), ub, [11], {1: 8}) == [False, False, True, False, False]
+    assert all(new_of(pools(*seqs, safe=False), ub, [11], {0: CLEAN}))
 
 
 def test_token_outside_any_pool_recomputes_nothing() -> None:
-    layout = {0: sequence([0, 1, 2, 3, 6], BY_POSITION)}
-    assert not kpool.new_pools(layout, ubatch((6, 0)), np.array([4]), BY_POSITION, {}, safe=True).any()
+    assert new_of(pools(sequence([0, 1, 2, 3, 6])), ubatch((6, 0)), [4]) == [False]
 
 
 def test_order_mode_finds_the_pool_by_cell_where_positions_repeat() -> None:
-    layout = {0: sequence([0, 5, 5, 5, 5, 5, 5, 5], BY_ORDER)}
-    ub = ubatch((5, 0))
-    assert kpool.new_pools(layout, ub, np.array([2]), BY_ORDER, {}, safe=True).tolist() == [True, False]
-    assert kpool.new_pools(layout, ub, np.array([5]), BY_ORDER, {}, safe=True).tolist() == [False, True]
-
-
-def test_padded_count_of_new_pools() -> None:
-    ub = ubatch(*[(p, 0) for p in range(9)])
-    assert kpool.n_padded_new(0, 5, ub, BY_POSITION, safe=True) == 3
-    assert kpool.n_padded_new(7, 9, ub, BY_POSITION, safe=True) == 7
-    assert kpool.n_padded_new(0, 0, ub, BY_POSITION, safe=False) == 1
-    small = kpool.PoolShape(4, False, kv_size=4, n_stream=1, n_seq_max=1)
-    assert kpool.n_padded_new(0, 1, ub, small, safe=True) == 1
+    layout = pools(sequence([0, 5, 5, 5, 5, 5, 5, 5], by_order=True), by_order=True)
+    assert new_of(layout, ubatch((5, 0)), [2]) == [True, False]
+    assert new_of(layout, ubatch((5, 0)), [5]) == [False, True]
 
 
 def test_new_pools_are_padded_with_cells_that_hold_no_pooled_key() -> None:
-    layout = {0: sequence(list(range(9)), BY_POSITION)}  # keys in cells 3 and 7
-    tokens = ubatch(*[(p, 0) for p in range(4, 9)])
-    found = inputs(layout, tokens, [4, 5, 6, 7, 8], BY_POSITION)
-    assert found.new_pool_idxs.tolist() == [[4, 5, 6, 7], [0, 0, 0, 0]]
-    assert found.new_pool_rep.tolist() == [7, 0]
+    layout = pools(sequence([0, 1, 2, 3, 4, 5, 6, 7, 8]))  # keys in cells 3 and 7
+    found = inputs(layout, ubatch(*[(p, 0) for p in range(4, 9)]), [4, 5, 6, 7, 8], n_new=6)
+    assert found.new_pool_idxs.tolist() == [[4, 5, 6, 7], [0] * 4, [1] * 4, [2] * 4, [4] * 4, [5] * 4]
+    assert found.new_pool_rep.tolist() == [7, 0, 1, 2, 4, 5]
     assert found.new_first.tolist() == [4]
 
 
 def test_visibility_and_tail_by_position() -> None:
-    layout = {0: sequence(list(range(10)), BY_POSITION)}
-    found = inputs(layout, ubatch((6, 0), (7, 0), (9, 0)), [6, 7, 9], BY_POSITION)
+    found = inputs(pools(sequence(list(range(10)))), ubatch((6, 0), (7, 0), (9, 0)), [6, 7, 9])
     assert found.pool_mask.sum(axis=1).tolist() == [1, 2, 2]
     assert found.tail_idxs.tolist() == [[6, 5, 4], [32, 32, 32], [9, 8, 32]]
 
 
+def test_pools_belong_to_the_first_sequence_of_the_token() -> None:
+    layout = pools(sequence(list(range(8))), sequence(list(range(4)), first_cell=8))
+    found = inputs(layout, ubatch((3, 1), (7, 0)), [11, 7], n_new=2)
+    assert np.flatnonzero(found.pool_mask[0]).tolist() == [2]
+    assert np.flatnonzero(found.pool_mask[1]).tolist() == [0, 1]
+
+
 def test_surprise6_cells_of_a_broken_pool_are_seen_only_by_tails_near_them() -> None:
-    layout = {0: sequence([0, 1, 2, 3, 4, 6, 7, 8, 9], BY_POSITION)}  # 5 is missing
-    found = inputs(layout, ubatch((6, 0), (9, 0)), [5, 8], BY_POSITION)
+    layout = pools(sequence([0, 1, 2, 3, 4, 6, 7, 8, 9]))  # 5 is missing
+    found = inputs(layout, ubatch((6, 0), (9, 0)), [5, 8])
     assert found.pool_mask.sum(axis=1).tolist() == [1, 1]
     assert found.tail_idxs.tolist() == [[5, 32, 4], [8, 7, 32]]
 
 
 def test_visibility_and_tail_by_rank() -> None:
-    layout = {0: sequence([0, 5, 5, 5, 5, 5], BY_ORDER)}
-    found = inputs(layout, ubatch((5, 0), (5, 0)), [2, 4], BY_ORDER)
+    layout = pools(sequence([0, 5, 5, 5, 5, 5], by_order=True), by_order=True)
+    found = inputs(layout, ubatch((5, 0), (5, 0)), [2, 4])
     assert found.pool_mask.sum(axis=1).tolist() == [0, 1]
     assert found.tail_idxs.tolist() == [[2, 1, 0], [4, 32, 32]]
 
 
 def test_streams_local_members_and_absent_sequences() -> None:
-    layout = {0: sequence(list(range(4)), STREAMS), 1: sequence(list(range(5)), STREAMS, 2, stream=1)}
-    found = inputs(layout, ubatch((4, 1)), [6], STREAMS)
+    layout = pools(sequence(list(range(4))), sequence(list(range(5)), first_cell=2, stream=1))
+    found = inputs(layout, ubatch((4, 1)), [6], n_stream=2)
     assert found.pool_idxs[:2].tolist() == [[32] * 4, [2, 3, 4, 5]]
     assert found.pool_cells[:3].tolist() == [3, 32 + 5, 32 + 6]
-    gathered = inputs(layout, ubatch((4, 1)), [6], STREAMS, gather=True)
+    gathered = inputs(layout, ubatch((4, 1)), [6], n_stream=2, gather=True)
     assert gathered.pool_idxs[:3].tolist() == [[0, 1, 2, 3], [34, 35, 36, 37], [38] * 4]
     assert gathered.tail_idxs.tolist() == [[38, 38, 38]]
 
 
+def test_no_pool_yet() -> None:
+    found = inputs(pools(sequence([0, 1, 2])), ubatch((2, 0)), [2])
+    assert not found.pool_mask.any()
+    assert found.pool_cells.tolist() == [2] * 64
+    assert found.new_pool_rep.tolist() == [0]
+    assert found.tail_idxs.tolist() == [[2, 1, 0]]
+
+
 def test_mask_and_gather_select_the_same_cells() -> None:
-    layout = {0: sequence(list(range(14)), BY_POSITION)}
+    layout = pools(sequence(list(range(14))))
     tokens, cells = ubatch((6, 0), (13, 0)), [6, 13]
     top = np.array([[0, 2], [2, 0]], np.int32)  # pool 2 is a filler for the first token
     want = [[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 8, 9, 10, 11, 12, 13]]
-    causal = np.arange(32) <= np.array([[6], [13]])
-    masked = kpool.selection_mask(inputs(layout, tokens, cells, BY_POSITION), top, causal)
+    causal = np.arange(KV_SIZE) <= np.array([[6], [13]])
+    masked = kpool.selection_mask(inputs(layout, tokens, cells), top, causal)
     assert [np.flatnonzero(row).tolist() for row in masked] == want
-    found, counts = kpool.gathered_selection(inputs(layout, tokens, cells, BY_POSITION, gather=True), top)
+    found, counts = kpool.gathered_selection(inputs(layout, tokens, cells, gather=True), top)
     assert [sorted(c[m].tolist()) for c, m in zip(found, counts, strict=True)] == want
 
 
