@@ -1,0 +1,24 @@
+"""The kvsim app: ``streamlit run app/main.py``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import streamlit as st
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run from a checkout that is not installed
+    sys.path.insert(0, str(ROOT))
+
+from app import style  # noqa: E402
+from app.pages import replay  # noqa: E402
+
+st.set_page_config(page_title="kvsim", page_icon=style.ICON, layout="wide")
+st.html(style.CSS)
+st.logo(style.LOGO, size="medium")
+
+PAGES = {"replay": st.Page(replay.show, title="Replay", url_path="replay", default=True)}
+
+chosen = st.navigation(list(PAGES.values()), position="top")
+chosen.run()

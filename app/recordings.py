@@ -1,0 +1,93 @@
+"""The bundled recordings, and what can be read of any recording, whole or damaged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.payload import Packer
+from kvsim.errors import TraceError
+from kvsim.trace import Header, Trace, read_trace
+
+FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "traces"
+MAX_UPLOAD_MIB = 64
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A recording as far as it can be read: ``payload`` holds its whole operations.
+
+    ``error`` is None, or says with file and line where the rest cannot be used.
+    """
+
+    name: str
+    header: Header
+    payload: str
+    n_steps: int
+    error: str | None = None
+
+
+def bundled() -> list[str]:
+    """Names of the bundled recordings, ``kv/llama-uni-c256-u16-s4-f16-03``, simplest memories first."""
+    order = ["kv", "iswa", "recurrent", "hybrid", "hybrid_iswa", "hybrid_idx", "dsa", "dsa_iswa", "msa", "dsv4"]
+    names = [p.relative_to(FOLDER).as_posix().removesuffix(".jsonl.gz") for p in FOLDER.glob("*/*.jsonl.gz")]
+    known = {memory: rank for rank, memory in enumerate(order)}
+    return sorted(names, key=lambda name: (known.get(name.split("/")[0], len(order)), name))
+
+
+def path_of(name: str) -> Path:
+    """The file of a bundled recording. Raises KeyError if there is no such name."""
+    if name not in bundled():
+        raise KeyError(name)
+    return FOLDER / f"{name}.jsonl.gz"
+
+
+def open_recording(source: Path | bytes, name: str) -> Opened:
+    """Read and pack a recording. Damage after the header leaves what stands before it.
+
+    Raises TraceError if not even the header and one operation can be read.
+    """
+    trace = read_trace(source, name=name)
+    packer = Packer(trace.header, name)
+    error = None
+    try:
+        for step in trace:
+            packer.add(step)
+    except TraceError as err:
+        if not packer.steps:
+            raise
+        error = str(err)
+    payload = json.dumps(packer.payload(), separators=(",", ":"))
+    return Opened(name, trace.header, payload, len(packer.steps), error)
+
+
+def trace_of(source: Path | bytes, name: str) -> Trace:
+    """The recording itself, for replaying."""
+    return read_trace(source, name=name)
+
+
+def tags(header: Header) -> list[str]:
+    """What kind of recording this is, in a few words each."""
+    c = header.cparams
+    sizes: dict[str, Any] = {}
+    for cache in header.caches.values():
+        sizes[f"{cache['size']:,}"] = None
+    unified = "unified" if c["kv_unified"] else f"{c['n_seq_max']} streams"
+    found = [header.arch, f"{_MEMORIES.get(header.memory, header.memory)}, {unified}"]
+    recurrent = header.config["recurrent"]
+    cells = " + ".join(sizes) + " cells" if sizes else ""
+    states = f"{recurrent['size']} states" if recurrent else ""
+    found.append(" + ".join(part for part in (cells, states) if part))
+    windows = sorted({cache["n_swa"] for cache in header.caches.values() if cache["swa_type"]})
+    found += [f"window {w}" for w in windows]
+    found.append("1 sequence" if c["n_seq_max"] == 1 else f"{c['n_seq_max']} sequences")
+    found.append(f"ubatch {c['n_ubatch']}")
+    if c["n_rs_seq"]:
+        found.append(f"{c['n_rs_seq']} snapshots")
+    types = {layer["type_k"] for cache in header.caches.values() for layer in cache["layers"]}
+    return found + sorted(types)
+
+
+_MEMORIES = {"iswa": "iSWA", "hybrid_iswa": "hybrid iSWA", "hybrid_idx": "hybrid with indexer"}
