@@ -12,14 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.models.params import SwaType
 from kvsim.tensors.codecs import decode, encode
 from kvsim.tensors.indexer import VARIANTS, chosen, deciding_layers, index_scores, index_vectors
+from kvsim.tensors.mask import attention_mask
 from kvsim.tensors.rope import Rope
 from kvsim.tensors.topk import heap_top_k
 from kvsim.verify import ArrayCheck, Arrays, Meta, close, exact
+from kvsim.verify.precision import attend
 
 ROTATED = 9.4e-7
 SCORE = 9.2e-7
+ATTENTION = 5.7e-7
 
 
 def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
@@ -29,10 +33,13 @@ def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
         if f"l{il}.topk" in arrays:
             layer = _Layer(arrays, meta, il)
             checks += [*_check_vectors(layer, meta), *_check_scores(layer), *_check_selection(layer)]
+            checks += _check_attention(layer, meta)
         elif f"l{il}.mask_final" in arrays:
             decides = _Layer(arrays, meta, deciding_layers(has_indexer)[il])
-            final = np.concatenate([decides.final(i) for i in range(len(decides.streams))])
-            checks.append(exact(f"l{il}.mask_final", final, _flat(arrays[f"l{il}.mask_final"]) == 0))
+            final = np.stack([decides.final(i) for i in range(len(decides.streams))])
+            checks.append(exact(f"l{il}.mask_final", final, arrays[f"l{il}.mask_final"] == 0))
+        elif f"l{il}.mask_swa" in arrays:
+            checks.append(_check_window(arrays, meta, il))
     return checks
 
 
@@ -56,10 +63,6 @@ class _Layer:
         """Selected and visible cells of the i-th stream, ``[token, cell]``."""
         visible: NDArray[np.bool_] = self["mask"][i] == 0
         return chosen(heap_top_k(self["score"][i], self["topk"].shape[-1]), visible.shape[-1]) & visible
-
-
-def _flat(per_stream: NDArray[Any]) -> NDArray[Any]:
-    return per_stream.reshape(-1, per_stream.shape[-1])
 
 
 def _check_vectors(layer: _Layer, meta: Meta) -> Iterator[ArrayCheck]:
@@ -87,3 +90,37 @@ def _check_selection(layer: _Layer) -> Iterator[ArrayCheck]:
     yield exact(layer.prefix + "topk", listed, layer["topk"])
     for i in range(len(layer.streams)):
         yield exact(f"{layer.prefix}mask_final[{i}]", layer.final(i), layer["mask_final"][i] == 0)
+
+
+def _check_attention(layer: _Layer, meta: Meta) -> Iterator[ArrayCheck]:
+    """MLA over the selected cells: rows ``[latent | rope part]``, of which the latent is also the value."""
+    type_k = next(x["type_k"] for x in meta["caches"]["mla"]["layers"] if x["il"] == layer.il)
+    n_latent = layer["kqv"].shape[-1]
+    for i, stream in enumerate(layer.streams):
+        mask = layer.final(i)
+        k = layer["mla_k"][stream, : mask.shape[-1], None].astype(np.float64)
+        out = attend(
+            layer.of_stream("q", i),
+            k,
+            k[..., :n_latent],
+            mask,
+            scale=float(layer["kq_scale"]),
+            type_k=type_k,
+            type_v=type_k,
+            flash=meta["cparams"]["flash_attn"],
+        )
+        yield close(f"{layer.prefix}kqv[{i}]", out, layer["kqv"][i].swapaxes(0, 1), ATTENTION)
+
+
+def _check_window(arrays: Arrays, meta: Meta, il: int) -> ArrayCheck:
+    """A layer with a sliding window has no indexer: its mask is that of its own cache."""
+    cache = meta["caches"]["swa"]
+    mask = attention_mask(
+        arrays["swa.pos"][0],
+        arrays["swa.seqbits"].astype(np.uint64),
+        arrays["tok_pos"],
+        arrays["tok_seq"],
+        swa_type=SwaType(cache["swa_type"]),
+        n_swa=cache["n_swa"],
+    )
+    return exact(f"l{il}.mask_swa", mask, arrays[f"l{il}.mask_swa"][0] == 0)

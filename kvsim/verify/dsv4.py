@@ -20,11 +20,14 @@ from kvsim.tensors.indexer import chosen, index_scores
 from kvsim.tensors.rope import Rope
 from kvsim.tensors.topk import heap_top_k
 from kvsim.verify import ArrayCheck, Arrays, Meta, close, exact
+from kvsim.verify.precision import attend
 
 NORM_EPS = 1e-5
 # the figures of the goldens' README, which have two digits: hence half a digit more
 ROWS = {"csa": 3.55e-6, "lid": 1.15e-6, "hca": 2.45e-7}
 SCORE = 6.1e-7
+ATTENTION = {"f32": 4e-7, "f16": 2e-4}
+"""With f16 the output is collected in f16, where one step may round the other way."""
 
 
 def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
@@ -38,8 +41,7 @@ def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
             assert state is not None, "the first recorded step holds the state before it"
             checks += _check_compression(part, *state)
             state = part["state_kv_after"], part["state_score_after"]
-            if name == "lid":
-                checks += _check_selection(part)
+            checks += _check_selection(part) if name == "lid" else _check_attention(part, meta)
     return checks
 
 
@@ -138,3 +140,31 @@ def _check_selection(part: _Part) -> Iterator[ArrayCheck]:
         yield exact(f"{part.prefix}topk[{i}]", top, part["topk"][i])
         mask = np.where(chosen(top, n_kv) & visible, 0, -np.inf)[:, : masks.shape[-1]]
         yield exact(f"{prefix}csa.topk_mask[{i}]", mask, masks[i])
+
+
+def _check_attention(part: _Part, meta: Meta) -> Iterator[ArrayCheck]:
+    """Raw window cells, then compressed rows; rows are keys and values at once, and each head has a sink."""
+    streams = part.args["ubatch"]["seq_unq"] if part.shape.n_stream > 1 else [0]
+    n_visible = np.split(part["n_visible"], len(streams))
+    queries = np.split(part["q"].astype(np.float64), len(streams))
+    want = np.split(part["attn_out"], len(streams))
+    for i, stream in enumerate(streams):
+        compressed = part["cache_rows"][stream].astype(np.float64)
+        selected = visible_rows(n_visible[i], len(compressed))
+        if part.name == "csa":
+            width = min(part["topk_mask"].shape[-1], len(compressed))
+            selected[:, :width] &= part["topk_mask"][i, :, :width] == 0
+        rows = np.concatenate([part["raw_k"][i].astype(np.float64), compressed])[:, None]
+        mask = np.concatenate([part["raw_mask"][i] == 0, selected], axis=1)
+        out = attend(
+            queries[i],
+            rows,
+            rows,
+            mask,
+            scale=rows.shape[-1] ** -0.5,
+            type_k=part.type_k,
+            type_v=part.type_k,
+            flash=meta["cparams"]["flash_attn"],
+            sinks=part.constant("sinks").astype(np.float64),
+        )
+        yield close(f"{part.prefix}attn_out[{i}]", out, want[i], ATTENTION[part.type_k])

@@ -16,14 +16,17 @@ from kvsim.models.arch import NonCausal
 from kvsim.models.cache_spec import CacheSpec
 from kvsim.models.params import RopeType, SwaType
 from kvsim.tensors import kpool
+from kvsim.tensors.attention import attention_weights
 from kvsim.tensors.codecs import decode, encode
 from kvsim.tensors.indexer import index_scores
 from kvsim.tensors.rope import Rope
 from kvsim.tensors.topk import heap_top_k
 from kvsim.verify import ArrayCheck, Arrays, Meta, close, exact
+from kvsim.verify.precision import attend
 
 POOLED = {False: 2e-7, True: 1.2e-6}
 SCORE = 4.8e-7
+ATTENTION = 4.7e-7
 NORM_EPS = 1e-5
 SECTIONS = (16, 16, 16, 16)
 
@@ -152,9 +155,50 @@ def _check_selection(inputs: kpool.PoolInputs, arrays: Arrays, meta: Meta) -> It
         yield exact("top_pools_sorted", ordered, arrays["top_pools_sorted"])
         yield exact("sel_idx", cells, arrays["sel_idx"])
         yield exact("gather_mask", counts, arrays["gather_mask"] == 0)
+        yield close("probs", _gathered_weights(arrays, cells, counts), arrays["probs"], ATTENTION)
     else:
         mask = kpool.selection_mask(inputs, top, arrays["kq_mask"] == 0)
         yield exact("sel_mask", mask, arrays["sel_mask"] == 0)
+        yield close("attn_out", _attend(arrays, meta, mask), arrays["attn_out"], ATTENTION)
+
+
+def _attend(arrays: Arrays, meta: Meta, mask: NDArray[np.bool_]) -> NDArray[Any]:
+    """Attention of each stream of the ubatch. GLM5-Next's rows are latents, which are also the values."""
+    streams = arrays["slot_strm.attn"].tolist()
+    layer = meta["caches"]["attn"]["layers"][0]
+    width = arrays["attn_out"].shape[-1]
+    outs = []
+    for stream, q, seen in zip(
+        streams, np.split(arrays["q"], len(streams)), np.split(mask, len(streams)), strict=True
+    ):
+        k, v = (
+            arrays[n][stream, : meta["n_kv"]].reshape(meta["n_kv"], -1, width).astype(np.float64)
+            for n in ("k", "v" if "v" in arrays else "k")
+        )
+        outs.append(
+            attend(
+                q.astype(np.float64),
+                k,
+                v,
+                seen,
+                scale=float(arrays["kq_scale"]),
+                type_k=layer["type_k"],
+                type_v=layer["type_v"] or layer["type_k"],
+                flash=meta["cparams"]["flash_attn"],
+            )
+        )
+    return np.concatenate(outs)
+
+
+def _gathered_weights(arrays: Arrays, cells: NDArray[Any], counts: NDArray[np.bool_]) -> NDArray[Any]:
+    """Softmax of each token over its own gathered rows, ``[token, head, n]``."""
+    rows = arrays["k"].reshape(-1, arrays["k"].shape[-1]).astype(np.float64)
+    q, scale = arrays["q"].astype(np.float64), float(arrays["kq_scale"])
+    weights = [
+        attention_weights(q[t : t + 1], rows[cells[t], None], counts[t : t + 1], scale=scale)[:, 0]
+        for t in range(len(q))
+    ]
+    return np.stack(weights)
 
 
 def _at(values: NDArray[Any], idxs: NDArray[Any]) -> NDArray[Any]:

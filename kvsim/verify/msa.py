@@ -1,7 +1,7 @@
 """Goldens of block selection: maps between positions and cells, block scores, chosen blocks, mask.
 
 ``base`` and ``idx`` have equal tables; the maps come from the cells of the stream's sequence. Files of the
-decode regime (one token per stream) have ``gather_mask``.
+decode regime (one token per stream) have ``gather_mask``. Attention is always flash attention.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.tensors import msa_select as msa
+from kvsim.tensors.attention import attention
+from kvsim.tensors.flash import flash_attention
 from kvsim.tensors.rope import Rope, rope
 from kvsim.tensors.topk import heap_top_k
 from kvsim.verify import ArrayCheck, Arrays, Meta, close, exact
 
 ROTATED = 7e-7
 SCORE = 5.8e-6
+ATTENTION = 6.4e-7
 
 
 def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
@@ -50,6 +53,7 @@ class _Stream:
         seq = int(self.of_tokens("tok_seq")[0])
         self.mine = (arrays["base.seqbits"][self.stream, :n_kv] >> seq & 1).astype(np.bool_)
         self.visible = self.of_streams("kq_mask") == 0
+        self.type_k = next(x["type_k"] for x in cache["layers"] if x["il"] == meta["layer"])
 
     def of_tokens(self, name: str) -> NDArray[Any]:
         """This stream's rows of a ``[token, ...]`` array."""
@@ -85,5 +89,27 @@ def _check_stream(part: _Stream) -> Iterator[ArrayCheck]:
     final = msa.visible_cells(blocks, cell_blk, part.visible)
     yield exact(f"mask_final[{i}]", final, part.of_tokens("mask_final") == 0)
     if "gather_mask" in part.arrays:
-        _, counts = msa.gathered_cells(blocks, slots, seen, part.block)
+        cells, counts = msa.gathered_cells(blocks, slots, seen, part.block)
         yield exact(f"gather_mask[{i}]", counts[0], part.of_streams("gather_mask") == 0)
+    else:
+        every = np.arange(len(part.pos), dtype=np.int32)
+        cells, counts = np.tile(every, (1, final.shape[1], 1)), final
+    yield close(f"attn_out[{i}]", _attend(part, cells[0], counts), part.of_tokens("attn_out"), ATTENTION)
+
+
+def _attend(part: _Stream, cells: NDArray[Any], counts: NDArray[np.bool_]) -> NDArray[Any]:
+    """Each group of query heads over its own ``cells [group, n]``, with its own mask ``[token, group, n]``.
+
+    This graph hands f32 rows to flash attention as they are, where others cast them to f16 first.
+    """
+    q = part.of_tokens("q").astype(np.float64)
+    k, v = (part.cache(n).reshape(len(part.pos), len(cells), -1).astype(np.float64) for n in ("k", "v"))
+    outs = []
+    for g, heads in enumerate(np.split(q, len(cells), axis=1)):
+        args = heads, k[cells[g], g, None], v[cells[g], g, None], counts[:, g]
+        scale = q.shape[-1] ** -0.5
+        if part.type_k == "f32":
+            outs.append(attention(*args, scale=scale))
+        else:
+            outs.append(flash_attention(*args, scale=scale, type_k=part.type_k, type_v=part.type_k))
+    return np.concatenate(outs, axis=1)
