@@ -1,9 +1,14 @@
 """The commands: what they print, where, and their exit status."""
 
 import json
+import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -285,6 +290,41 @@ def test_sizes():
 
 def test_table_aligns_names_left_and_numbers_right():
     assert table([("a", "100"), ("long", "2")]) == ["a     100", "long    2"]
+
+
+# -- app --------------------------------------------------------------------------------------
+
+
+def test_app_serves_the_app():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {**os.environ, "STREAMLIT_SERVER_PORT": str(port), "STREAMLIT_SERVER_HEADLESS": "true"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "kvsim", "app"], env=env, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        assert answer_of(f"http://127.0.0.1:{port}/_stcore/health") == b"ok"
+    finally:
+        os.killpg(server.pid, signal.SIGINT)
+        assert server.wait(timeout=20) == 0
+
+
+def answer_of(url):
+    """The body of a page, as soon as the server is up."""
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(url) as page:
+                return page.read()
+        except OSError:
+            time.sleep(0.1)
+    return None
+
+
+def test_app_without_streamlit_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = run("app")
+    assert (result.exit_code, result.stderr) == (2, "the app needs streamlit: pip install 'kvsim[app]'\n")
 
 
 # -- the command itself -----------------------------------------------------------------------

@@ -1,0 +1,28 @@
+"""``kvsim app``: the web app."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import typer
+
+from kvsim.cli.terminal import fail
+
+
+def app_command() -> None:
+    """Open the web app: recordings, cell by cell.
+
+    It runs until Ctrl+C; Streamlit's settings (STREAMLIT_SERVER_PORT, ...) apply.
+    """
+    if importlib.util.find_spec("streamlit") is None:
+        fail("the app needs streamlit: pip install 'kvsim[app]'")
+    script = Path(__file__).parents[2] / "app" / "main.py"
+    # without the flag, Streamlit's first start waits for an e-mail address
+    command = [sys.executable, "-m", "streamlit", "run", str(script), "--server.showEmailPrompt=false"]
+    try:
+        raise typer.Exit(subprocess.run(command, check=False).returncode)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
