@@ -17,6 +17,8 @@ from kvsim.tensors.hyper_connections import (
 )
 
 logits = arrays(np.float64, (3, 4, 4), elements=st.floats(-4, 4))
+# logits within 2 of each other: each round shrinks what is off to tanh(1)^2 < 0.6 of it (Birkhoff's bound)
+mild_logits = arrays(np.float64, (3, 4, 4), elements=st.floats(-1, 1))
 
 
 @given(logits)
@@ -27,11 +29,11 @@ def test_columns_sum_to_one_after_any_number_of_rounds(x: np.ndarray) -> None:
         assert np.allclose(carried.sum(axis=-2), 1, atol=1e-7)
 
 
-@given(logits)
+@given(mild_logits)
 def test_rows_approach_one_with_more_rounds(x: np.ndarray) -> None:
-    off = [np.abs(sinkhorn(x, rounds, eps=1e-9).sum(axis=-1) - 1).max() for rounds in (1, 5, 60)]
-    assert off[2] <= off[1] + 1e-9 <= off[0] + 2e-9
-    assert off[2] < 1e-4
+    off = [np.abs(sinkhorn(x, rounds, eps=1e-12).sum(axis=-1) - 1).max() for rounds in (1, 5, 40)]
+    assert off[1] <= off[0] + 1e-9
+    assert off[2] < 1e-6
 
 
 @given(logits)
@@ -81,9 +83,9 @@ def test_copies_are_read_and_written_by_their_weights() -> None:
     assert after.tolist() == [[[1, 2], [200 + 0.25 + 7.5, 400 + 0.5 + 15]]]
 
 
-@given(logits, st.integers(0, 1000))
+@given(mild_logits, st.integers(0, 1000))
 def test_the_mean_copy_survives_doubly_stochastic_carrying(x: np.ndarray, seed: int) -> None:
     copies = np.random.default_rng(seed).normal(size=(3, 4, 5))
-    mixing = Mixing(np.ones((3, 4)), np.zeros((3, 4)), sinkhorn(x, 200, 1e-12))
+    mixing = Mixing(np.ones((3, 4)), np.zeros((3, 4)), sinkhorn(x, 40, 1e-12))
     after = next_copies(copies, np.ones((3, 5)), mixing)
-    assert np.allclose(after.sum(axis=1), copies.sum(axis=1), atol=1e-3)
+    assert np.allclose(after.sum(axis=1), copies.sum(axis=1), atol=1e-5)
