@@ -86,6 +86,7 @@ class PoolLayout:
                 self.seqs.pop(s, None)
             else:
                 self.seqs[s] = entry
+        self.seqs = dict(sorted(self.seqs.items()))  # pools are numbered in this order
         self.n_real = sum(len(seq.pools) for seq in self.seqs.values())
         self.cache_safe = not any(seq.shared for seq in self.seqs.values())
 

@@ -13,7 +13,7 @@ from kvsim.models.arch import ALWAYS_ROTATED, MemoryPlan, memory_plan, non_causa
 from kvsim.models.cache_spec import CacheSpec, CompressorSpec, LayerSpec, MemorySpec, RecurrentSpec
 from kvsim.models.cache_types import cache_type
 from kvsim.models.context_params import ResolvedContext, pad
-from kvsim.models.params import ModelParams, RopeType, SwaType
+from kvsim.models.params import LayerParams, ModelParams, RopeType, SwaType
 
 CSA_RATIO = 4
 HCA_RATIO = 128
@@ -90,12 +90,16 @@ def _cache_layer(model: ModelParams, ctx: ResolvedContext, il: int) -> LayerSpec
         n_head_kv=layer.n_head_kv,
         n_rot=layer.n_rot,
         rope_offset=layer.n_embd_head_k - layer.n_rot if model.has_kv_lora else 0,
-        has_rope=layer.has_rope and il != model.router_layer,
+        has_rope=layer.has_rope and il != model.router_layer and _turns(model, layer),
         freq_base=model.rope_freq_base_train_swa if layer.is_swa else ctx.rope_freq_base,
         freq_scale=model.rope_freq_scale_train_swa if layer.is_swa else ctx.rope_freq_scale,
         factors=layer.rope_factors,
         n_embd_v_own=layer.n_embd_v_gqa if has_v else 0,
     )
+
+
+def _turns(model: ModelParams, layer: LayerParams) -> bool:
+    return model.rope_type is not RopeType.NONE and layer.n_rot > 0
 
 
 def _hadamard_sizes(model: ModelParams, ctx: ResolvedContext, owned: list[int]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from kvsim.caches.recurrent import RecurrentView
 from kvsim.context import Context
 from kvsim.errors import CacheUsageError, ModelError
 from kvsim.memory import BoolArray
-from kvsim.models import layer_memory, network
+from kvsim.models import cached_rows, network
 from kvsim.models.context_params import ContextParams
 from kvsim.models.gguf_file import open_gguf
 from kvsim.models.gguf_header import read_model
@@ -141,8 +141,8 @@ def test_a_state_that_is_not_copied_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_rotating_only_what_is_stored_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model has one KV head and two query heads; queries and output stay unrotated."""
-    rotate = layer_memory.hadamard
-    monkeypatch.setattr(layer_memory, "hadamard", lambda x, n: rotate(x, n) if x.shape[1] == 1 else x)
+    rotate = cached_rows.hadamard
+    monkeypatch.setattr(cached_rows, "hadamard", lambda x, n: rotate(x, n) if x.shape[1] == 1 else x)
     assert wrong("llama_hd64_q8_0")
 
 
