@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.text import Text
 
 from kvsim.cli.explain import explain
-from kvsim.cli.terminal import DIFFERENT, UNUSABLE, find_traces, progress, stderr, stdout
+from kvsim.cli.terminal import DIFFERENT, UNUSABLE, beside, find_traces, progress, stdout
 from kvsim.errors import TraceError
 from kvsim.trace import MISSING, Difference, Header, Step, compare_step, read_trace, replay
 
@@ -70,19 +69,19 @@ def replay_command(
     """
     files = find_traces(paths)
     sizes = [path.stat().st_size for path in files]
-    out, outcomes, width = stdout(), [], max(len(str(path)) for path in files)
+    outcomes, width = [], max(len(str(path)) for path in files)
     with progress(sum(sizes)) as bar:
         task = bar.add_task("replaying", total=sum(sizes))
         for i, path in enumerate(files):
             outcome = replay_one(path, partial(_advance, bar, task, sum(sizes[:i])))
             outcomes.append(outcome)
             if not as_json:
-                _print_outcome(out, outcome, explained, width)
+                _print_outcome(bar, outcome, explained, width)
     total = _total(outcomes)
     if as_json:
         print(json.dumps({"traces": [outcome.to_json() for outcome in outcomes], **total.counts()}))
     elif len(outcomes) > 1:
-        out.print(_line(total, width))
+        stdout().print(_line(total, width))
     raise typer.Exit(_status(outcomes))
 
 
@@ -123,10 +122,11 @@ def _status(outcomes: list[Outcome]) -> int:
     return DIFFERENT if any(outcome.differences for outcome in outcomes) else 0
 
 
-def _print_outcome(out: Console, outcome: Outcome, explained: bool, width: int) -> None:
+def _print_outcome(bar: Progress, outcome: Outcome, explained: bool, width: int) -> None:
     if outcome.error is not None:
-        stderr().print(Text(outcome.error))
+        bar.console.print(Text(outcome.error))
         return
+    out = beside(bar)
     out.print(_line(outcome, width))
     if explained and outcome.first is not None:
         first = outcome.first

@@ -55,9 +55,14 @@ def progress(total: int) -> Progress:
         console=console,
         transient=True,
         disable=not console.is_terminal or total < LONG_RUN,
-        # results that go to a file or a pipe must not be drawn above the bar instead
-        redirect_stdout=sys.stdout.isatty(),
+        redirect_stdout=False,
+        redirect_stderr=False,
     )
+
+
+def beside(bar: Progress) -> Console:
+    """Where results go while a bar runs: above it if they share its terminal, else to stdout."""
+    return bar.console if sys.stdout.isatty() else stdout()
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
-from kvsim.cli.terminal import DIFFERENT, fail, progress, stdout
+from kvsim.cli.terminal import DIFFERENT, beside, fail, progress, stdout
 from kvsim.verify import GoldenError, Result, golden_files, verify_file
 
 
@@ -22,7 +23,6 @@ def verify_command(
     One line a file, and one for each array out of tolerance. Exit status 0: all agree, 1: some do not,
     2: input that cannot be used.
     """
-    out = stdout()
     try:
         files = golden_files(paths)
         failed = checked = 0
@@ -31,18 +31,17 @@ def verify_command(
             task = bar.add_task("verifying", total=sum(sizes))
             for path, size in zip(files, sizes, strict=True):
                 result = verify_file(path)
-                _print(result)
+                _print(beside(bar), result)
                 checked += len(result.checks)
                 failed += not result.ok
                 bar.advance(task, size)
     except GoldenError as error:
         fail(error)
-    out.print(Text(f"{len(files)} files, {checked} arrays, {failed} files out of tolerance"))
+    stdout().print(Text(f"{len(files)} files, {checked} arrays, {failed} files out of tolerance"))
     raise typer.Exit(DIFFERENT if failed else 0)
 
 
-def _print(result: Result) -> None:
-    out = stdout()
+def _print(out: Console, result: Result) -> None:
     worst = max((check.max_error for check in result.checks if check.tolerance), default=0.0)
     verdict = "agrees" if result.ok else "DIFFERS"
     line = f"{result.path!s:<60} {len(result.checks):>4} arrays  worst {worst:.1e}  {verdict}"

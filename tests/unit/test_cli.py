@@ -1,7 +1,9 @@
 """The commands: what they print, where, and their exit status."""
 
+import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import socket
@@ -127,6 +129,30 @@ def test_replay_of_nothing(tmp_path):
     assert (result.exit_code, result.stderr) == (2, f"{tmp_path}/missing: no such file or folder\n")
     result = run("replay", tmp_path)
     assert (result.exit_code, result.stderr) == (2, f"{tmp_path}: holds no trace (.jsonl or .jsonl.gz)\n")
+
+
+def test_progress_bar_goes_to_a_terminal_and_results_stay_clean(tmp_path):
+    controller, terminal = pty.openpty()
+    results = tmp_path / "results"
+    with results.open("wb") as stdout:
+        command = [sys.executable, "-m", "kvsim", "replay", TRACES / "kv"]
+        process = subprocess.Popen(command, stdout=stdout, stderr=terminal)
+    os.close(terminal)
+    drawn = read_to_end(controller)
+    assert process.wait() == 0
+    assert b"replaying" in drawn
+    assert results.read_text().count("\n") == 13
+    assert "\x1b" not in results.read_text()
+
+
+def read_to_end(terminal):
+    """All that is written to a terminal until its other side is closed."""
+    written = b""
+    with contextlib.suppress(OSError):  # how Linux says so
+        while part := os.read(terminal, 65536):
+            written += part
+    os.close(terminal)
+    return written
 
 
 # -- show -------------------------------------------------------------------------------------
