@@ -271,9 +271,6 @@ class BatchAllocator:
             self.seq_ids.append(ordered)
             masks.append(mask)
             rows.append(i)
-        if len(self._rows_of) < len(seen):  # one set, submitted in several orders
-            for rows in self._rows_of.values():
-                rows.sort()
         self.seq_id_unq = tuple(sorted({seq for key in seen for seq in key}))
         return masks
 

@@ -166,9 +166,10 @@ def test_v12_positions_never_decrease_in_batch_order() -> None:
     accept(Batch(tokens=[1, 2, 3, 4], pos=[4, 0, 5, 1], seq_ids=[[0], [1], [0], [1]]))
 
 
-def test_v12_names_the_first_token_whatever_its_sequence() -> None:
-    batch = Batch(tokens=[1] * 4, pos=[1, 1, 0, 0], seq_ids=[[0], [1], [1], [0]])
-    assert where(refusal(batch)) == ("V12", 2, 1, 0, 1)
+@pytest.mark.parametrize("seqs", [[0, 1, 1, 0], [1, 0, 0, 1]])
+def test_v12_names_the_first_token_whatever_its_sequence(seqs: list[int]) -> None:
+    batch = Batch(tokens=[1] * 4, pos=[1, 1, 0, 0], seq_ids=[[seq] for seq in seqs])
+    assert where(refusal(batch)) == ("V12", 2, seqs[2], 0, 1)
 
 
 def test_v12_a_batch_may_start_at_minus_1_but_not_below() -> None:

@@ -244,6 +244,14 @@ def test_an_empty_state_into_an_unknown_sequence_ends_the_process_if_there_are_s
         load_sequence(memory_of(4, n_rs_seq=1), blob, 9)
 
 
+def test_an_empty_state_into_a_negative_id_forgets_every_rollback() -> None:
+    memory = memory_of(2, n_rs_seq=1)
+    decode(memory, 0, n=3)
+    memory.seq_rm(0, 2, -1)
+    load_sequence(memory, save_sequence(memory, 1), -2)
+    assert (memory.rs_idx, positions(memory)) == ([0, 0], [1, -1])
+
+
 def whole_state(*cells: tuple[int, list[int]], count: int | None = None) -> bytes:
     memory = memory_of(4)
     blob = save_all(memory, ARCH)
