@@ -52,6 +52,10 @@ def _add(module: str, done: dict[str, str], path: tuple[str, ...]) -> None:
     source = (FOLDER / f"{module}.js").read_text(encoding="utf-8")
     for match in _IMPORT.finditer(source):
         _add(match[2], done, (*path, module))
+        exported = _exports((FOLDER / f"{match[2]}.js").read_text(encoding="utf-8"))
+        for name in filter(None, (part.strip() for part in match[1].split(","))):
+            if name not in exported:
+                raise ValueError(f"{module}.js imports {name}, which {match[2]}.js does not export")
     done[module] = _wrap(module, source)
 
 

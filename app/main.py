@@ -16,7 +16,7 @@ from app.pages import replay  # noqa: E402
 
 st.set_page_config(page_title="kvsim", page_icon=style.ICON, layout="wide")
 st.html(style.CSS)
-st.logo(style.LOGO, size="medium")
+st.logo(style.ICON, size="medium")
 
 PAGES = {"replay": st.Page(replay.show, title="Replay", url_path="replay", default=True)}
 

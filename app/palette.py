@@ -52,3 +52,9 @@ def css(root: str = ".kv") -> str:
         selector = root if theme == "light" else f'{root}[data-theme="dark"]'
         rules.append(f"{selector} {{ color-scheme: {theme}; {body} }}")
     return "\n".join(rules)
+
+
+def verdict_css(theme: str) -> str:
+    """The two verdict colours as CSS variables for Streamlit's own elements."""
+    column = 0 if theme == "light" else 1
+    return " ".join(f"--kvs-{name}: {TOKENS[name][column]};" for name in ("agrees", "fail"))

@@ -1,16 +1,30 @@
-"""Replay: what did this recording do?"""
+"""Replay: what did this recording do?
+
+A bundled recording or an upload is packed once and played in the browser. Beside it our own reference
+replays the same operations; the number of fields in which the two differ is the verdict.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import html
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from app import component, recordings
-from app.recordings import Opened
+from app.recordings import MAX_UPLOAD_MIB, Opened
 from app.standalone import page
-from kvsim.errors import TraceError
+from kvsim.errors import KvsimError, TraceError
+from kvsim.replay import replay
+from kvsim.trace import compare_step
+
+PROGRESS_AFTER = 1.0  # seconds until a check shows how far it is
+PROGRESS_EVERY = 0.25
 
 
 @st.cache_data(max_entries=24, show_spinner=False)
@@ -20,20 +34,206 @@ def _bundled(name: str) -> Opened:
 
 def show() -> None:
     """The page."""
-    names = recordings.bundled()
-    wanted = st.query_params.get("scenario")
-    if "scenario" not in st.session_state:
-        st.session_state.scenario = wanted if wanted in names else None
+    state = st.session_state
     with st.container(key="source", horizontal=True, vertical_alignment="center"):
-        name = st.selectbox("Recording", names, key="scenario", placeholder="Choose a recording", width=330)
-    if not name:
+        name = _pick()
+        opened = _upload() if state.get("upload") else _bundled(name) if name else None
+        if opened:
+            st.html(_tags(opened))
+            verdict = st.empty()
+        _open_button()
+        if opened:
+            _export_button(opened)
+            component.link()
+    if opened is None:
+        _nothing_opened()
         return
-    opened = _bundled(name)
-    st.query_params["page"] = "replay"
-    st.query_params["scenario"] = name
-    component.player(opened.payload, key=name, at=_at(opened))
+    if opened.error and not state.get("play_anyway"):
+        _damaged(opened)
+        return
+    _remember(opened)
+    component.player(opened.payload, key=_key(opened), at=_at(opened), jump=state.get("jump", 0))
+    _check(opened, verdict)
+
+
+# -- choosing ---------------------------------------------------------------------------------
+
+
+def _pick() -> str | None:
+    names = recordings.bundled()
+    if "scenario" not in st.session_state:
+        wanted = st.query_params.get("scenario")
+        st.session_state.scenario = wanted if wanted in names else None
+    return st.selectbox(
+        "Recording",
+        names,
+        key="scenario",
+        placeholder="Choose a recording" if not st.session_state.get("upload") else st.session_state.upload[0],
+        width=320,
+        label_visibility="collapsed",
+        on_change=_picked,
+    )
+
+
+def _picked() -> None:
+    st.session_state.pop("upload", None)
+    st.session_state.pop("play_anyway", None)
+    st.query_params.pop("at", None)
+
+
+def _open_button() -> None:
+    with st.popover("Open", icon=":material/upload:"):
+        st.file_uploader(
+            f"A recording, .jsonl or .jsonl.gz, up to {MAX_UPLOAD_MIB} MiB",
+            type=["jsonl", "gz"],
+            key="file",
+            max_upload_size=MAX_UPLOAD_MIB,
+            on_change=_uploaded,
+        )
+
+
+def _uploaded() -> None:
+    """Keep the upload for this session only."""
+    state = st.session_state
+    file = state.get("file")
+    for key in ("upload", "opened", "play_anyway"):
+        state.pop(key, None)
+    if file is not None:
+        state.upload = (file.name, file.getvalue())
+        state.scenario = None
+        st.query_params.pop("at", None)
+
+
+def _upload() -> Opened | None:
+    """The uploaded recording, read once. Where nothing can be played, says why and returns None."""
+    name, data = st.session_state.upload
+    if "opened" not in st.session_state:
+        try:
+            st.session_state.opened = recordings.open_recording(data, name)
+        except TraceError as error:
+            st.session_state.opened = error
+    opened = st.session_state.opened
+    return opened if isinstance(opened, Opened) else None
+
+
+def _remember(opened: Opened) -> None:
+    """What the address needs to come back here; an upload stays with its session."""
+    wanted = {"page": "replay"} | ({} if st.session_state.get("upload") else {"scenario": opened.name})
+    for key, value in wanted.items():
+        if st.query_params.get(key) != value:
+            st.query_params[key] = value
+    if st.session_state.get("upload"):
+        st.query_params.pop("scenario", None)
 
 
 def _at(opened: Opened) -> int:
     raw = st.query_params.get("at", "0")
-    return min(int(raw), opened.n_steps - 1) if raw.isdigit() else 0
+    return min(int(raw), opened.n_steps - 1) if raw.isascii() and raw.isdigit() else 0
+
+
+def _key(opened: Opened) -> str:
+    return f"{opened.name} {hashlib.sha256(opened.payload.encode()).hexdigest()[:16]}"
+
+
+# -- what is shown of it ----------------------------------------------------------------------
+
+
+def _tags(opened: Opened) -> str:
+    spans = "".join(f"<span>{html.escape(tag)}</span>" for tag in recordings.tags(opened.header))
+    return f'<div class="kvs-tags">{spans}</div>'
+
+
+def _export_button(opened: Opened) -> None:
+    st.download_button(
+        "Export",
+        data=lambda: page(json.loads(opened.payload), at=_at(opened)).encode(),
+        file_name=f"{Path(opened.name).name.split('.')[0]}.html",
+        mime="text/html",
+        icon=":material/ios_share:",
+        help="One HTML file with this player, opens without a network",
+        on_click="ignore",
+    )
+
+
+def _nothing_opened() -> None:
+    error = st.session_state.get("opened")
+    with st.container(key="card"):
+        if isinstance(error, TraceError):
+            st.subheader("This file cannot be played", anchor=False)
+            st.text(f"{_where_damaged(error)} Nothing before it is a whole operation.")
+            st.code(str(error), language=None, wrap_lines=True)
+            st.button("Play the first bundled one", type="primary", on_click=_play_first)
+            return
+        st.html('<div class="kvs-ghost">' + "<i></i>" * 54 + "</div>")
+        st.subheader("Open a recording", anchor=False)
+        n = len(recordings.bundled())
+        st.text(f"Choose one of {n} bundled recordings, or open a .jsonl or .jsonl.gz file, up to {MAX_UPLOAD_MIB} MiB.")
+        st.button("Play the first one", type="primary", on_click=_play_first)
+
+
+def _play_first() -> None:
+    _picked()
+    st.session_state.scenario = recordings.bundled()[0]
+
+
+def _damaged(opened: Opened) -> None:
+    whole = opened.n_steps
+    with st.container(key="card"):
+        st.subheader("This file is damaged", anchor=False)
+        st.text(f"Lines 1–{whole + 1} are whole: a header and {whole:,} operation{'s' if whole != 1 else ''}.")
+        st.code(opened.error or "", language=None, wrap_lines=True)
+        st.button(
+            f"Play the {whole:,} whole operation{'s' if whole != 1 else ''}",
+            type="primary",
+            on_click=lambda: st.session_state.update(play_anyway=True),
+        )
+
+
+def _where_damaged(error: TraceError) -> str:
+    return f"Line {error.line:,} cannot be read." if error.line else "It cannot be read."
+
+
+# -- the verdict ------------------------------------------------------------------------------
+
+
+def _check(opened: Opened, slot: Any) -> None:
+    """Replay with kvsim and tell in ``slot`` in how many fields it differs from the recording."""
+    done: dict[str, str] = st.session_state.setdefault("verdicts", {})
+    key = _key(opened)
+    if key not in done:
+        text = ""
+        for text in _differences(opened):
+            slot.html(text)
+        done[key] = text
+    slot.html(done[key])
+
+
+def _differences(opened: Opened) -> Iterator[str]:
+    """The verdict as HTML, and before it, once it takes long, how far the check is."""
+    upload = st.session_state.get("upload")
+    source = upload[1] if upload else recordings.path_of(opened.name)
+    trace = recordings.trace_of(source, opened.name)
+    n, first, start, told = 0, None, time.monotonic(), 0.0
+    try:
+        for recorded, ours in zip(trace, replay(trace), strict=False):
+            found = len(compare_step(recorded, ours))
+            n += found
+            if found and first is None:
+                first = recorded.i
+            now = time.monotonic()
+            if now - start > PROGRESS_AFTER and now - told > PROGRESS_EVERY:
+                told = now
+                yield _verdict("quiet", f"checking, {recorded.i:,} of {opened.n_steps - 1:,}")
+            if recorded.i + 1 >= opened.n_steps:
+                break
+    except KvsimError as error:
+        yield _verdict("quiet", "not replayed", str(error))
+        return
+    if n:
+        yield _verdict("bad", f"✕ {n:,} difference{'s' if n != 1 else ''}, first at operation {first}")
+    else:
+        yield _verdict("good", "✓ 0 differences", "kvsim replays every operation as recorded")
+
+
+def _verdict(kind: str, text: str, title: str = "") -> str:
+    return f'<div class="kvs-verdict kvs-{kind}" title="{html.escape(title)}">{html.escape(text)}</div>'

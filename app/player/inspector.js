@@ -1,6 +1,6 @@
 // The inspector: the selected cell or sequence, and what the present operation did, as text.
 
-import { count, el, number, range, ranges } from "./format.js";
+import { count, el, number, range, ranges, runsOf } from "./format.js";
 import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN } from "./model.js";
 import { legend } from "./legend.js";
 
@@ -123,10 +123,10 @@ export class Inspector {
     const rows = [];
     frame.lanes.forEach((lane, k) => {
       const name = model.lanes.length > 1 ? ` in ${this.player.lanes[k].name}` : "";
-      if (lane.written.size) rows.push([`written${name}`, `cells ${ranges([...lane.written].sort((a, b) => a - b))}`]);
+      if (lane.written.size) rows.push([`written${name}`, cellsOf([...lane.written])]);
       for (const kind of [FREE, PURGE, SHARE, RELEASE, SHIFT, TURN]) {
-        const cells = lane.changes.filter((c) => c.kind === kind).map((c) => c.cell).sort((a, b) => a - b);
-        if (cells.length) rows.push([`${words[kind]}${name}`, `${count(cells.length, "cell")}: ${ranges(cells)}`]);
+        const cells = lane.changes.filter((c) => c.kind === kind).map((c) => c.cell);
+        if (cells.length) rows.push([`${words[kind]}${name}`, cellsOf(cells)]);
       }
       const head = model.now[k].head;
       if (head !== lane.head) rows.push([`head${name}`, `${number(lane.head)} → ${number(head)}`]);
@@ -183,6 +183,15 @@ export function chips(player, ids) {
     chip.style.borderColor = player.theme.edge(s);
     return [chip, el("span", "", `seq ${s}`)];
   }));
+}
+
+// "cell 8", "8 cells: 9–12 and 35–37", "24 cells between 3 and 200".
+function cellsOf(cells) {
+  cells.sort((a, b) => a - b);
+  const runs = runsOf(cells);
+  if (cells.length === 1) return `cell ${number(cells[0])}`;
+  const n = count(cells.length, "cell");
+  return runs.length > 4 ? `${n} between ${number(cells[0])} and ${number(cells[cells.length - 1])}` : `${n}: ${ranges(cells)}`;
 }
 
 function hazardNote(hazard) {

@@ -6,7 +6,14 @@
 
 const KEYFRAME_BYTES = 64 * 1024 * 1024;
 
-export const WRITE = 1, FREE = 2, PURGE = 3, SHARE = 4, RELEASE = 5, SHIFT = 6, TURN = 7;
+// Ways in which a cell can change.
+export const WRITE = 1;
+export const FREE = 2;
+export const PURGE = 3;  // freed by a decode: the window had passed, or a rollback
+export const SHARE = 4;
+export const RELEASE = 5;
+export const SHIFT = 6;
+export const TURN = 7;  // the key was turned to its position
 
 // The cells of one lane as columns. `unknown` marks rows whose computation was aborted and that stayed.
 export class Cells {

@@ -19,19 +19,21 @@ export class Rulers {
     });
   }
 
-  // Caches with cells of their own, in lane order; each gets a bar.
-  place(width) {
+  // Caches with cells of their own, in lane order; each gets a bar. Rows share `room` as far as they can.
+  place(width, room) {
     const { model, dpr } = this.player;
     this.caches = [...new Set(model.lanes.map((lane) => lane.cache))].filter((cache) =>
       model.lanes.some((lane, k) => lane.cache === cache && model.reach[k] > 0));
     this.seqs = model.sequences;
+    this.root.hidden = this.seqs.length === 0 || !this.caches.length;
     this.bar = this.caches.length > 1 ? 6 : 12;
     const windowed = model.lanes.some((lane) => lane.swa_type);
     const bars = Math.max(1, this.caches.length) * (this.bar + 2);
-    this.pitch = Math.max(this.caches.length > 1 ? 24 : 27, bars + (windowed ? 10 : 8));
-    if (this.seqs.length > 6) this.pitch = Math.max(bars + 8, Math.min(this.pitch, 22));
+    const least = bars + (windowed ? 7 : 5), most = Math.max(27, least);
+    this.pitch = Math.max(least, Math.min(most, Math.floor((room - AXIS - 34) / Math.max(1, this.seqs.length))));
     this.width = width;
-    this.height = AXIS + this.seqs.length * this.pitch + 6;
+    this.height = this.root.hidden ? 0 : AXIS + this.seqs.length * this.pitch + 6;
+    this.least = this.root.hidden ? 0 : AXIS + this.seqs.length * least + 34;
     this.canvas.width = width * dpr;
     this.canvas.height = this.height * dpr;
     this.canvas.style.width = `${width}px`;
@@ -39,7 +41,6 @@ export class Rulers {
     this.canvas.getContext("2d").setTransform(dpr, 0, 0, dpr, 0, 0);
     const names = this.caches.length > 1 ? `bars from above: ${this.caches.join(", ")}` : "what each sequence can attend to";
     this.what.textContent = windowed ? `${names}; the bracket is what the next token can see` : names;
-    this.root.hidden = this.seqs.length === 0 || !this.caches.length;
   }
 
   // `slide` in 0..1 moves the bars of shifted positions from where they were; null when at rest.

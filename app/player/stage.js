@@ -11,7 +11,7 @@ import { GUTTER, PITCHES, fit, withPitch } from "./layout.js";
 import { el, number } from "./format.js";
 import { PURGE } from "./model.js";
 
-const HEADER = 38, LENS = 118, MOST_HEIGHT = 12000;
+const HEADER = 47, LENS = 118, MOST_HEIGHT = 12000;
 
 export class Stage {
   constructor(player) {
@@ -41,32 +41,41 @@ export class Stage {
 
   layOut() {
     const { player } = this;
-    const width = this.scroll.clientWidth - 40, height = this.scroll.clientHeight - 28;
-    this.rulers.place(width);
+    const width = this.scroll.clientWidth - 40, height = this.scroll.clientHeight - 26;
     this.recurrent.place(width);
     this.compressors.place(width);
-    if (!this.shown.length) { this.lens.root.hidden = true; return; }
-    const lanes = this.shown.map((lane) => ({ size: lane.spec.size, reach: player.model.reach[lane.k], unfolded: lane.unfolded }));
-    const plan = this._plan(lanes, width - GUTTER, height);
-    this.shown.forEach((lane, j) => lane.place(plan, plan.rows[j], player.dpr));
-    this.plan = plan;
-    this.lens.root.hidden = plan.pw >= 24;
-    if (!this.lens.root.hidden) this.lens.place(width);
+    this.rulers.place(width, 0);
+    this.plan = this.shown.length ? this._plan(width - GUTTER, height) : null;
+    this.shown.forEach((lane, j) => lane.place(this.plan, this.plan.rows[j], player.dpr));
+    const left = height - (this.plan?.height ?? 0) - this._fixed();
+    this._placeLens(width, left);
+    this.rulers.place(width, left - (this.lensFloats || this.lens.root.hidden ? 0 : LENS));
   }
 
-  // The largest cells with which lanes, lens and rulers stay in sight; at least half the stage is for the lanes.
-  _plan(lanes, width, height) {
-    const { player } = this;
-    const rest = lanes.length * HEADER + this.rulers.height + 46 + this.recurrent.height + this.compressors.height;
+  _fixed() {
+    return this.shown.length * HEADER + this.recurrent.height + this.compressors.height;
+  }
+
+  // The lens stands between grid and rulers where there is room, else it floats over them while it is wanted.
+  _placeLens(width, left) {
+    this.lens.root.hidden = !this.plan || this.plan.pw >= 24;
+    this.lensFloats = left - this.rulers.least < LENS && !this.plan?.image;
+    this.lens.root.classList.toggle("kv-lens-float", this.lensFloats);
+    (this.lensFloats ? this.root : this.scroll).insertBefore(this.lens.root, this.lensFloats ? this.overlay : this.rulers.root);
+    if (!this.lens.root.hidden) this.lens.place(this.lensFloats ? width - 24 : width);
+  }
+
+  // The largest cells with which lanes and rulers stay in sight; at least half the stage is for the lanes.
+  _plan(width, height) {
+    const { dpr, model } = this.player;
+    const lanes = this.shown.map((lane) => ({ size: lane.spec.size, reach: model.reach[lane.k], unfolded: lane.unfolded }));
     if (this.pitch) {
-      const plan = withPitch(lanes, this.pitch, width, player.dpr);
+      const plan = withPitch(lanes, this.pitch, width, dpr);
       if (plan && plan.height <= MOST_HEIGHT) return plan;
     }
-    const many = player.model.total >= 4096;
-    const room = (lens) => Math.max(height - rest - lens, height * (many ? 0.62 : 0.46));
-    const large = fit(lanes, width, room(0), player.dpr);
-    if (large.pw >= 24) return large;
-    return fit(lanes, width, many ? height - lanes.length * HEADER - (player.model.total > 9000 ? LENS : 0) : room(LENS), player.dpr);
+    if (model.total >= 32768) return fit(lanes, width, height - this._fixed() - LENS, dpr);
+    const many = model.total >= 4096;
+    return fit(lanes, width, Math.max(height - this._fixed() - (many ? 0 : this.rulers.least), height * (many ? 0.9 : 0.46)), dpr);
   }
 
   // One step larger (1) or smaller (−1), or as large as fits (null).
@@ -132,7 +141,10 @@ export class Stage {
   drawLens(frame) {
     const { hovered, selected } = this.player;
     if (this.lens.root.hidden || !this.shown.length) return;
-    const target = hovered ?? (selected?.cell != null ? selected : null) ?? this._interesting(frame);
+    const pointed = hovered ?? (selected?.cell != null ? selected : null);
+    this.lens.root.classList.toggle("kv-lens-away", this.lensFloats && !pointed);
+    if (this.lensFloats && !pointed) return;
+    const target = pointed ?? this._interesting(frame);
     const lane = this.lanes[target.lane];
     this.lens.draw(lane.root.hidden ? this.shown[0] : lane, target.cell);
   }
