@@ -145,7 +145,7 @@ def test_prediction_heads_leave_the_default_context_and_fill_the_mtp_context() -
 
 
 def test_a_router_layer_is_cached_beside_the_trunk_but_not_shifted() -> None:
-    granite = model("graniteswitch", [ATTN, ATTN], n_layer_nextn=1, router_layer=1)
+    granite = model("graniteswitch", [ATTN, ATTN], n_layer_nextn=1, router_layer=1, rope_type=RopeType.NORM)
     spec = memory_spec(granite, resolve(granite, ContextParams(n_ctx=256)))
     assert spec is not None
     assert [(layer.il, layer.has_rope) for layer in spec.caches["kv"].layers] == [(0, True), (1, False)]
