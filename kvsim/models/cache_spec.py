@@ -182,9 +182,13 @@ class CompressorSpec:
 
 @dataclass(frozen=True)
 class MemorySpec:
-    """Everything needed to build a memory of ``kind``."""
+    """Everything needed to build a memory of ``kind``.
+
+    ``shares_target``: its cells and rows are those of the model it drafts for; it has none of its own.
+    """
 
     kind: str
     caches: dict[str, CacheSpec]
     recurrent: RecurrentSpec | None
     compressors: dict[str, CompressorSpec]
+    shares_target: bool = False

@@ -76,7 +76,9 @@ def memory_bytes(model: ModelParams, params: ContextParams) -> MemoryReport:
 
 
 def spec_bytes(spec: MemorySpec) -> tuple[PartBytes, ...]:
-    """Bytes of every part of a memory, in the order of its caches."""
+    """Bytes of every part of a memory, in the order of its caches; nothing if it shares another's."""
+    if spec.shares_target:
+        return ()
     parts = [part for name, cache in spec.caches.items() for part in _cache(name, cache)]
     if spec.recurrent is not None:
         parts += _recurrent(spec.recurrent)

@@ -30,7 +30,7 @@ def memory_spec(model: ModelParams, ctx: ResolvedContext) -> MemorySpec | None:
     caches = _BUILDERS[plan.kind](model, ctx, plan)
     recurrent = _recurrent(model, ctx, plan) if plan.kind in _WITH_RECURRENT else None
     compressors = _compressors(model, ctx) if plan.kind == "dsv4" else {}
-    return MemorySpec(plan.kind, caches, recurrent, compressors)
+    return MemorySpec(plan.kind, caches, recurrent, compressors, plan.shares_target)
 
 
 def _cache(

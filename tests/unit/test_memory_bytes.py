@@ -103,6 +103,14 @@ def test_encoders_take_nothing() -> None:
     assert (got.kind, got.total) == (None, 0)
 
 
+def test_a_draft_that_shares_its_targets_rows_takes_nothing() -> None:
+    """Gemma4-assistant (models.md 4)."""
+    layers = (LayerParams(is_swa=True, n_head_kv=1, n_embd_head_k=64, n_embd_head_v=64), LayerParams())
+    draft = ModelParams("gemma4-assistant", layers, swa_type=SwaType.STANDARD, n_swa=8)
+    got = memory_bytes(draft, ContextParams(n_ctx=256))
+    assert (got.kind, got.total) == ("iswa", 0)
+
+
 def test_json_has_parts_and_total() -> None:
     got = report("llama2-7b", n_ctx=256).to_json()
     assert got["total"] == 256 * 32 * 8192 * 2
