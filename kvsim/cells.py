@@ -6,16 +6,15 @@ Drawn as positions, one character a cell, ``.`` empty::
     pos    0 1 2 . . 5 6 .        seq 0 in cells 0-2, seq 1 in cells 5-6
     seq    0 0 0 . . 1 1 .
 
-Smallest and largest position per sequence are kept on append and recomputed only after a removal.
+Position -1 is both "no position" and, by a quirk of llama.cpp, a position that a batch may start at (spec
+cells R21): such a cell is empty by the only test there is, and yet counted as used.
 
-Position -1 is both "no position" and, by a quirk of llama.cpp, a position that a batch may start at
-(spec cells R21). A table that has met it keeps the literal index of llama.cpp in ``_index`` from then
-on, because its content depends on history and not only on the cells.
+What each sequence's smallest and largest position are is kept by :mod:`kvsim.seq_ranges`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import IntegrityError
-from kvsim.memory import POS_INF, BoolArray, IntArray
+from kvsim.memory import MAX_SEQ, POS_INF, BoolArray, IntArray
+from kvsim.seq_ranges import PositionIndex, SeqRanges
 
 WORD_BITS = 64
 Words = NDArray[np.uint64]
+Index = NDArray[np.intp] | slice
+Change = Callable[[PositionIndex, int, IntArray, IntArray], None]
 
 
 def seq_words(ids: Iterable[int], n_words: int) -> list[int]:
@@ -37,9 +39,38 @@ def seq_words(ids: Iterable[int], n_words: int) -> list[int]:
     return words
 
 
-def ids_of_words(words: Sequence[int]) -> list[int]:
+def ids_of_words(words: Iterable[int]) -> list[int]:
     """The sequence ids whose bit is set, ascending."""
-    return [w * WORD_BITS + b for w, word in enumerate(words) for b in range(WORD_BITS) if word >> b & 1]
+    ids = []
+    for w, word in enumerate(words):
+        while word:
+            lowest = word & -word
+            ids.append(w * WORD_BITS + lowest.bit_length() - 1)
+            word ^= lowest
+    return ids
+
+
+def bit_of(s: int) -> tuple[int, np.uint64]:
+    """Where the owner bit of ``s`` is: the word, and the bit in it."""
+    word, bit = divmod(s, WORD_BITS)
+    return word, np.uint64(1 << bit)
+
+
+def where(mask: BoolArray) -> IntArray:
+    """The cells a mask selects. One run of cells, which is what a sequence mostly is, is found faster."""
+    n = int(np.count_nonzero(mask))
+    first = int(mask.argmax()) if n else 0
+    if mask[first : first + n].all():
+        return np.arange(first, first + n, dtype=np.int32)
+    return np.flatnonzero(mask).astype(np.int32)
+
+
+def index_of(cells: IntArray) -> Index:
+    """Cells as the quickest index: a slice if they are one run. They ascend, but may wrap once as those of
+    a slot do."""
+    if len(cells) and len(cells) == int(cells[-1]) - int(cells[0]) + 1:
+        return slice(int(cells[0]), int(cells[-1]) + 1)
+    return cells.astype(np.intp)
 
 
 @dataclass(frozen=True)
@@ -52,8 +83,6 @@ class SavedCells:
     x: IntArray
     y: IntArray
     seq: Words
-    ranges: dict[int, tuple[int, int]]
-    removals: int
 
 
 class CellTable:
@@ -81,16 +110,19 @@ class CellTable:
         self.has_shift = False
         self.n_live = 0  # cells with a position
         self._top = 0  # no live cell at or after this index
-        self._ranges: dict[int, tuple[int, int]] = {}  # seq -> (min, max), absent: empty or stale
-        self._stale: set[int] = set()  # seqs whose range must be looked up again
-        self._removals = 0
-        self._phantom: set[int] = set()  # cells counted as used although at position -1
-        self._index: dict[int, set[tuple[int, int]]] | None = None
+        self._phantom: set[int] = set()  # cells counted as used although at position -1 (R21)
+        self._ranges = SeqRanges()
+        self._literal: PositionIndex | None = None  # instead of _ranges once a position was negative
 
     def reset_shift(self) -> None:
         """All shifts 0, positions stay (R3)."""
         self.shift[: self._top] = 0
         self.has_shift = False
+
+    @property
+    def _kept(self) -> SeqRanges | PositionIndex:
+        """What knows the positions of the sequences."""
+        return self._ranges if self._literal is None else self._literal
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -107,33 +139,69 @@ class CellTable:
             self._top = max(0, self._top - 4096) + (int(live[-1]) + 1 if len(live) else 0)
         return max(self._top, max(self._phantom, default=-1) + 1)
 
+    @property
+    def extent(self) -> int:
+        """Cells from here on have no owner. With R21 any may have one, used or not."""
+        return self.used_max_p1 if self._literal is None else self.size
+
     def has(self, s: int, hi: int | None = None) -> BoolArray:
-        """Which of the first ``hi`` cells (default: all up to the last used one) carry ``s``."""
-        hi = self.used_max_p1 if hi is None else hi
-        word, bit = divmod(s, WORD_BITS)
+        """Which of the first ``hi`` cells (default: :attr:`extent`) carry ``s``."""
+        hi = self.extent if hi is None else hi
+        word, bit = bit_of(s)
         if word >= len(self.seq):
             return np.zeros(hi, np.bool_)
-        owned: BoolArray = (self.seq[word, :hi] & np.uint64(1 << bit)) != 0
+        owned: BoolArray = (self.seq[word, :hi] & bit) != 0
         return owned
 
     def owners(self, i: int) -> list[int]:
         """The sequences that see cell ``i``, ascending."""
         return ids_of_words(self.seq[:, i].tolist())
 
+    @property
+    def half_alive(self) -> frozenset[int]:
+        """Cells at position -1 that yet count as used (R21)."""
+        return frozenset(self._phantom)
+
     def sequences(self) -> list[int]:
         """Every sequence that some cell carries, ascending."""
-        return ids_of_words([int(w) for w in np.bitwise_or.reduce(self.seq[:, : self.used_max_p1], axis=1)])
+        return self._kept.sequences()
 
     def single_owner(self, s: int, lo: int, hi: int) -> BoolArray:
         """Which cells of [lo, hi) carry ``s`` and nobody else."""
         words = self.seq[:, lo:hi]
-        want = seq_words([s], len(words)) if s < WORD_BITS * len(words) else None
-        if want is None:
+        word, bit = bit_of(s)
+        if word >= len(words):
             return np.zeros(hi - lo, np.bool_)
-        alone: BoolArray = words[0] == np.uint64(want[0])
-        for word, wanted in zip(words[1:], want[1:], strict=True):
-            alone &= word == np.uint64(wanted)
+        alone: BoolArray = words[word] == bit
+        for other in range(len(words)):
+            if other != word:
+                alone &= words[other] == 0
         return alone
+
+    def passed(self, lo: int, hi: int, starts: Mapping[int, int]) -> BoolArray:
+        """Which cells of [lo, hi) have one owner alone, and lie before the position that ``starts`` gives
+        for it."""
+        pos = self.pos[lo:hi]
+        out = np.zeros(hi - lo, np.bool_)
+        low = np.flatnonzero(pos < max(starts.values()))
+        if len(low):
+            start_of = np.full(MAX_SEQ + 1, -POS_INF, np.int32)  # by owner + 1
+            for s, start in starts.items():
+                start_of[s + 1] = start
+            out[low] = pos[low] < start_of[self._only_owner_p1(low + lo)]
+        return out
+
+    def _only_owner_p1(self, cells: NDArray[np.intp]) -> NDArray[np.intp]:
+        """1 + the owner of each cell that has one alone, 0 for the others."""
+        words = self.seq[:, cells]
+        word, base = words[0], np.intp(0)
+        if len(words) > 1:
+            which = (words != 0).argmax(axis=0)
+            word, base = words[which, np.arange(len(cells))], which * WORD_BITS
+            word[np.count_nonzero(words, axis=0) != 1] = 0
+        owner: NDArray[np.intp] = np.frexp(word.astype(np.float64))[1] + base  # log2, and 1
+        owner[(word & (word - np.uint64(1)) != 0) | (word == 0)] = 0
+        return owner
 
     def seq_pos_min(self, s: int) -> int:
         """Smallest position of ``s``, -1 if none."""
@@ -144,25 +212,18 @@ class CellTable:
         return self._range(s)[1]
 
     def _range(self, s: int) -> tuple[int, int]:
-        if self._index is not None:
-            entries = self._index.get(s)
-            return (min(entries)[0], max(entries)[0]) if entries else (-1, -1)
-        if s in self._stale:
-            self._stale.discard(s)
-            held = self.pos[: self._top][self.has(s, self._top)]
-            if len(held):
-                self._ranges[s] = (int(held.min()), int(held.max()))
-            else:
-                self._ranges.pop(s, None)
-        return self._ranges.get(s, (-1, -1))
+        known = self._kept.range(s)
+        if known is None:
+            self._ranges.learn(s, self.pos[: self._top][self.has(s, self._top)])
+            known = self._ranges.range(s)
+            assert known is not None
+        return known
 
     def by_position(self, s: int) -> tuple[IntArray, IntArray]:
         """Positions and cells of ``s``, sorted by position, then cell: the index llama.cpp keeps."""
-        if self._index is not None:
-            entries = sorted(self._index.get(s, ()))
-            table = np.array(entries, np.int32).reshape(-1, 2)
-            return table[:, 0], table[:, 1]
-        cells = np.flatnonzero(self.has(s)).astype(np.int32)
+        if self._literal is not None:
+            return self._literal.by_position(s)
+        cells = where(self.has(s))
         order = np.argsort(self.pos[cells], kind="stable")
         return self.pos[cells][order], cells[order]
 
@@ -177,172 +238,201 @@ class CellTable:
 
     def place(self, cells: IntArray, pos: IntArray, seq_ids: Sequence[Sequence[int]]) -> None:
         """Set the positions of empty cells and add their owners (R4, R6). Ext is left as it is."""
-        if self._index is None and (pos == -1).any():
-            self._build_index()
-        self.pos[cells] = pos
-        self._own(cells, seq_ids)
-        if self._index is None:
-            self.n_live += len(cells)
-            self._widen(pos, seq_ids)
-        else:
-            self._place_indexed(cells, pos, seq_ids)
+        if not len(cells):
+            return
+        if self._literal is None and int(pos.min()) < 0:
+            self._go_literal()
+        self.pos[index_of(cells)] = pos
+        ranges = self._kept
+        for s, rows in _rows_by_sequence(seq_ids):
+            mine, at = (cells, pos) if rows is None else (cells[rows], pos[rows])
+            self._set_bit(s, mine)
+            ranges.add(s, mine, at)
+        self.n_live += len(cells)
+        if self._literal is not None:
+            self._note_phantoms(cells, pos)
         self._top = max(self._top, int(cells.max()) + 1)
 
     def set_ext(self, cells: IntArray, tok: Any, x: Any = 0, y: Any = 0) -> None:
         """Overwrite token id and 2-D position of cells, empty or not (R5)."""
-        self.tok[cells] = tok
-        self.x[cells] = x
-        self.y[cells] = y
+        at = index_of(cells)
+        self.tok[at] = tok
+        self.x[at] = x
+        self.y[at] = y
 
-    def rm(self, cells: IntArray) -> None:
-        """Free cells for every owner (R8)."""
-        for s in ids_of_words([int(w) for w in np.bitwise_or.reduce(self.seq[:, cells], axis=1)]):
-            self._stale.add(s)
-        if self._index is not None:
-            self._index_rm(cells)
-        self._free(cells)
+    def evict(self, cells: IntArray) -> dict[int, int]:
+        """Free those of ``cells`` that are live (R8). Returns per owner the largest position it lost."""
+        lost: dict[int, int] = {}
+        live = self.pos[index_of(cells)] != -1
+        if live.any():
+            taken = cells[live]
+            for s, mine in self._by_owner(taken):
+                pos = self.pos[mine]
+                lost[s] = int(pos.max())
+                self._kept.drop(s, mine, pos)
+            self._free(np.sort(taken))
+        return lost
 
     def seq_rm(self, s: int, p0: int, p1: int) -> tuple[IntArray, IntArray]:
         """Drop ``s`` from its cells in [p0, p1) (R7). Returns (cells that lost it, cells freed by that)."""
-        lost = np.flatnonzero(self._in_range(p0, p1) & self.has(s, self._top)).astype(np.int32)
+        lost = self._cells_of(s, p0, p1)
         if not len(lost):
             return lost, lost
-        if self._index is not None:
-            self._index_drop(s, lost)
-        word, bit = divmod(s, WORD_BITS)
-        self.seq[word, lost] &= ~np.uint64(1 << bit)
-        freed = lost[~self.seq[:, lost].any(axis=0)]
-        if p0 == 0 and p1 == POS_INF:
-            self._ranges.pop(s, None)
-            self._stale.discard(s)
-        else:
-            self._stale.add(s)
+        at = index_of(lost)
+        self._kept.drop_range(s, p0, p1, lost, self.pos[at])
+        word, bit = bit_of(s)
+        left = self.seq[word, at] & ~bit
+        self.seq[word, at] = left
+        empty = left == 0
+        for other in range(len(self.seq)):
+            if other != word:
+                empty &= self.seq[other, at] == 0
+        freed = lost if empty.all() else lost[empty]
         self._free(freed)
         return lost, freed
 
     def rm_range(self, p0: int, p1: int) -> IntArray:
         """Free every cell in [p0, p1) for every owner. Returns the freed cells."""
-        freed = np.flatnonzero(self._in_range(p0, p1)).astype(np.int32)
-        self.rm(freed)
+        freed = where(self._in_range(p0, p1))
+        if len(freed):
+            ranges = self._kept
+            for s, mine in self._by_owner(freed):
+                ranges.drop_range(s, p0, p1, mine, self.pos[mine])
+            self._free(freed)
         return freed
 
     def seq_keep(self, s: int) -> tuple[IntArray, IntArray]:
         """Only ``s`` stays (R9). Returns (cells that lost other owners, cells freed). A used cell without
         any owner survives."""
-        hi = self.used_max_p1
+        hi = self.extent
+        owned = np.zeros(hi, np.bool_)
+        for word in self.seq[:, :hi]:
+            owned |= word != 0
         mine = self.has(s, hi)
-        anyone: BoolArray = self.seq[:, :hi].any(axis=0)
-        freed = np.flatnonzero(anyone & ~mine).astype(np.int32)
-        lone = self.single_owner(s, 0, hi)
-        shed = np.flatnonzero(mine & ~lone).astype(np.int32)
-        if self._index is not None:
-            self._index_keep(s, freed, np.flatnonzero(mine))
-        kept = self._ranges.get(s)
-        self._ranges = {s: kept} if kept is not None else {}
-        self._stale &= {s}
-        word, bit = divmod(s, WORD_BITS)
-        self.seq[:, shed] = 0
+        freed = where(owned & ~mine)
+        shed = where(mine & ~self.single_owner(s, 0, hi))
+        if self._literal is not None:
+            self._keep_literally(s, np.concatenate([freed, where(mine)]))
+            dead = freed[self.pos[freed] == -1]
+            self.n_live += len(dead)  # _free takes them for live ones
+            self._phantom.difference_update(dead.tolist())
+        self._ranges.keep(s)
         if len(shed):
-            self.seq[word, shed] = np.uint64(1 << bit)
+            word, bit = bit_of(s)
+            at = index_of(shed)
+            self.seq[:, at] = 0
+            self.seq[word, at] = bit
         self._free(freed)
         return shed, freed
 
     def seq_share(self, src: int, dst: int, p0: int, p1: int) -> IntArray:
-        """Add ``dst`` to the cells of ``src`` in [p0, p1). Returns the cells that gained it."""
-        cells = np.flatnonzero(self._in_range(p0, p1) & self.has(src, self._top)).astype(np.int32)
+        """Add ``dst`` to the cells of ``src`` in [p0, p1) (R6). Returns the cells that gained it."""
+        cells = self._cells_of(src, p0, p1)
         if not len(cells):
             return cells
         self._grow(dst)
-        word, bit = divmod(dst, WORD_BITS)
-        gained = cells[(self.seq[word, cells] & np.uint64(1 << bit)) == 0]
-        self.seq[word, cells] |= np.uint64(1 << bit)
-        if self._index is not None:
-            self._index.setdefault(dst, set()).update((int(self.pos[i]), int(i)) for i in cells)
-        else:
-            taken = self.pos[cells]
-            self._extend(dst, int(taken.min()), int(taken.max()))
-        return gained
+        word, bit = bit_of(dst)
+        at = index_of(cells)
+        before = self.seq[word, at]
+        gained: BoolArray = (before & bit) == 0
+        self._kept.share(src, dst, cells, self.pos[at], gained)
+        self.seq[word, at] = before | bit
+        return cells if gained.all() else cells[gained]
 
     def pos_add(self, s: int, p0: int, p1: int, delta: int) -> tuple[IntArray, IntArray]:
         """Move the cells of ``s`` in [p0, p1) by ``delta``, for every owner (R13). A cell that would fall
         below 0 is freed for all of them, but keeps its stale ext (R14, R16). Returns (moved, freed)."""
-        cells = np.flatnonzero(self._in_range(p0, p1) & self.has(s, self._top)).astype(np.int32)
+        cells = self._cells_of(s, p0, p1)
         if not len(cells):
             return cells, cells
-        self._retire(cells)
-        self.pos[cells] += np.int32(delta)
-        self.shift[cells] += np.int32(delta)
+        at = index_of(cells)
+        if self._literal is not None:
+            self._index_each(cells, PositionIndex.drop)
+        pos = self.pos[at] + np.int32(delta)
+        self.pos[at] = pos
+        self.shift[at] += np.int32(delta)
         self.has_shift = True
-        below = self.pos[cells] < 0
-        freed, moved = cells[below], cells[~below]
-        self._index_rm(freed)
+        below = pos < 0
+        freed, moved = (cells[below], cells[~below]) if below.any() else (cells[:0], cells)
+        self._ranges_moved(s, cells, freed, delta)
         tok, x, y = self.tok[freed], self.x[freed], self.y[freed]
         self._free(freed)
         self.set_ext(freed, tok, x, y)
-        self._index_add(moved)
+        if self._literal is not None:
+            self._index_each(moved, PositionIndex.add)
         return moved, freed
 
     def pos_div(self, s: int, p0: int, p1: int, d: int) -> IntArray:
         """Divide the positions of the cells of ``s`` in [p0, p1), toward zero. The shift grows by old minus
         new, the sign llama.cpp uses (R15). Returns the cells."""
-        cells = np.flatnonzero(self._in_range(p0, p1) & self.has(s, self._top)).astype(np.int32)
+        cells = self._cells_of(s, p0, p1)
         if not len(cells):
             return cells
-        self._retire(cells)
-        old = self.pos[cells]
+        at = index_of(cells)
+        old = self.pos[at].copy()
         new = np.trunc(old / d).astype(np.int32)
-        self.pos[cells] = new
-        self.shift[cells] += old - new
+        if self._literal is None and int(new.min()) < 0:
+            self._go_literal()
+        if self._literal is not None:
+            self._index_each(cells, PositionIndex.drop)
+        self.pos[at] = new
+        self.shift[at] += old - new
         self.has_shift = True
-        self._index_add(cells)
-        if (new == -1).any():
-            self._mark_phantoms(cells[new == -1])
+        self._ranges_moved(s, cells, cells[:0], None)
+        if self._literal is not None:
+            self._index_each(cells, PositionIndex.add)
+            self._note_phantoms(cells, new)
         return cells
 
     def save(self, cells: IntArray) -> SavedCells:
         """What :meth:`restore` needs to undo a placement into ``cells`` (R18)."""
-        return SavedCells(
-            cells, self.pos[cells], self.tok[cells], self.x[cells], self.y[cells], self.seq[:, cells],
-            dict(self._ranges) if not self._stale else {}, -1 if self._stale else self._removals,
-        )  # fmt: skip
+        at = index_of(cells)
+        pos, tok, x, y = (field[at].copy() for field in (self.pos, self.tok, self.x, self.y))
+        return SavedCells(cells, pos, tok, x, y, self.seq[:, at].copy())
 
     def restore(self, saved: SavedCells) -> None:
         """Put back position, ext and owners (R19). ``shift`` and ``has_shift`` are untouched."""
-        cells = saved.cells
-        was_live, is_live = self.pos[cells] != -1, saved.pos != -1
+        cells, at, ranges = saved.cells, index_of(saved.cells), self._kept
+        was_live, is_live = self.pos[at] != -1, saved.pos != -1
+        for s, mine in self._by_owner(cells[was_live]):
+            ranges.drop(s, mine, self.pos[mine])
         self.n_live += int(is_live.sum()) - int(was_live.sum())
-        if self._index is not None:
-            self._index_rm(cells[was_live])
+        if self._phantom:
             self._phantom -= set(cells[was_live | is_live].tolist())
-        elif saved.removals == self._removals:
-            self._ranges = dict(saved.ranges)
-            self._stale.clear()
-        else:
-            self._stale.update(self._ids_in(self.seq[:, cells]), self._ids_in(saved.seq))
-        self.pos[cells] = saved.pos
+        self.pos[at] = saved.pos
         self.set_ext(cells, saved.tok, saved.x, saved.y)
-        self.seq[: len(saved.seq), cells] = saved.seq
-        self.seq[len(saved.seq) :, cells] = 0
+        self.seq[: len(saved.seq), at] = saved.seq
+        self.seq[len(saved.seq) :, at] = 0
+        for s, mine in self._by_owner(cells[is_live]):
+            ranges.add(s, mine, self.pos[mine])
         self._top = max(self._top, int(cells.max(initial=-1)) + 1)
-        self._index_add(cells[is_live])
-
-    def set_row(self, i: int, pos: int, ids: Sequence[int], shift: int = 0) -> None:
-        """Fill one free cell with everything but ext, as whole-state restores and stream copies do."""
-        self.place(np.array([i], np.int32), np.array([pos], np.int32), [ids])
-        if shift:
-            self.shift[i] = shift
-            self.has_shift = True
 
     # -- the parts every operation is made of --------------------------------------------------
 
     def _in_range(self, p0: int, p1: int) -> BoolArray:
-        """pos_in (R11) over the cells up to the last used one; p0 is already clamped to >= 0."""
-        held = self.pos[: self.used_max_p1]
-        self._top = len(held)
+        """pos_in (R11) over the cells up to :attr:`extent`; p0 is already clamped to >= 0."""
+        held = self.pos[: self.extent]
         inside: BoolArray = held >= p0
         if p1 < POS_INF:
             inside &= held < p1
         return inside
+
+    def _cells_of(self, s: int, p0: int, p1: int) -> IntArray:
+        """The cells of ``s`` in [p0, p1), ascending."""
+        if p0 == 0 and p1 == POS_INF and self._literal is None:
+            return where(self.has(s))
+        return where(self._in_range(p0, p1) & self.has(s))
+
+    def _by_owner(self, cells: IntArray) -> Iterator[tuple[int, IntArray]]:
+        """Each owner of some of ``cells``, with those that it owns."""
+        if len(cells) == 1:
+            yield from ((s, cells) for s in self.owners(int(cells[0])))
+            return
+        bits = self.seq[:, cells]
+        for s in ids_of_words(np.bitwise_or.reduce(bits, axis=1).tolist()):
+            word, bit = bit_of(s)
+            mine = (bits[word] & bit) != 0
+            yield s, cells if mine.all() else cells[mine]
 
     def _grow(self, s: int) -> None:
         """Make room for the owner bit of ``s``: one word until an id of 64 or more appears, then four."""
@@ -351,59 +441,17 @@ class CellTable:
             wider[: len(self.seq)] = self.seq
             self.seq = wider
 
-    def _own(self, cells: IntArray, seq_ids: Sequence[Sequence[int]]) -> None:
-        first = seq_ids[0]
-        if all(ids == first for ids in seq_ids):
-            for s in first:
-                self._grow(s)
-                self.seq[s // WORD_BITS, cells] |= np.uint64(1 << s % WORD_BITS)
-            return
-        self._grow(max((s for ids in seq_ids for s in ids), default=0))
-        words = np.array([seq_words(ids, len(self.seq)) for ids in seq_ids], np.uint64)
-        self.seq[:, cells] |= words.T
-
-    def _widen(self, pos: IntArray, seq_ids: Sequence[Sequence[int]]) -> None:
-        """Let the ranges take in the positions just placed."""
-        first = seq_ids[0]
-        if all(ids == first for ids in seq_ids):
-            lo, hi = int(pos.min()), int(pos.max())
-            for s in first:
-                self._extend(s, lo, hi)
-            return
-        for p, ids in zip(pos.tolist(), seq_ids, strict=True):
-            for s in ids:
-                self._extend(s, p, p)
-
-    def _extend(self, s: int, lo: int, hi: int) -> None:
-        if s in self._stale:
-            return
-        have = self._ranges.get(s)
-        self._ranges[s] = (lo, hi) if have is None else (min(lo, have[0]), max(hi, have[1]))
-
-    def _ids_in(self, words: Words) -> list[int]:
-        return ids_of_words([int(w) for w in np.bitwise_or.reduce(words, axis=1)])
-
-    def _retire(self, cells: IntArray) -> None:
-        """The owners of ``cells`` are about to see other positions."""
-        self._removals += 1
-        self._stale.update(self._ids_in(self.seq[:, cells]))
-        self._index_rm(cells)
+    def _set_bit(self, s: int, cells: IntArray) -> None:
+        self._grow(s)
+        word, bit = bit_of(s)
+        self.seq[word, index_of(cells)] |= bit
 
     def _free(self, cells: IntArray) -> None:
-        """Back to the empty value; callers have told the ranges and the index."""
+        """Live ``cells``, ascending, back to the empty value; the caller has told the ranges."""
         if not len(cells):
             return
-        self._removals += 1
-        phantoms = self._phantom.intersection(cells.tolist()) if self._phantom else set()
-        self.n_live -= len(cells) - len(phantoms)
-        self._phantom -= phantoms
-        if len(cells) == int(cells[-1]) - int(cells[0]) + 1:  # a run: slices are several times faster
-            run = slice(int(cells[0]), int(cells[-1]) + 1)
-            self._blank(run)
-        else:
-            self._blank(cells)
-
-    def _blank(self, at: IntArray | slice) -> None:
+        self.n_live -= len(cells)
+        at = index_of(cells)
         self.pos[at] = -1
         self.seq[:, at] = 0
         self.shift[at] = 0
@@ -411,62 +459,48 @@ class CellTable:
         self.x[at] = 0
         self.y[at] = 0
 
-    # -- the literal index, kept only once position -1 was met (R21) ---------------------------
-
-    def _build_index(self) -> None:
-        self._index = {}
-        live = np.flatnonzero(self.pos != -1)
-        self._index_add(live.astype(np.int32))
-
-    def _index_add(self, cells: IntArray) -> None:
-        if self._index is None:
+    def _ranges_moved(self, s: int, cells: IntArray, freed: IntArray, delta: int | None) -> None:
+        """Positions of ``cells`` changed for all their owners; ``freed`` are about to be gone. ``delta``:
+        by how much, if by the same for all."""
+        if self._literal is not None:
             return
-        for i in cells.tolist():
-            for s in self.owners(i):
-                self._index.setdefault(s, set()).add((int(self.pos[i]), i))
-
-    def _index_rm(self, cells: IntArray) -> None:
-        if self._index is None:
+        owners = self._owners_of(cells)
+        if owners == [s] and delta is not None and not len(freed) and len(cells) == self._ranges.count(s):
+            self._ranges.move(s, delta)
             return
-        for i in cells.tolist():
-            for s in self.owners(i):
-                self._index.get(s, set()).discard((int(self.pos[i]), i))
+        lost = {owner: len(mine) for owner, mine in self._by_owner(freed)} if len(freed) else {}
+        for owner in owners:
+            self._ranges.disturb(owner, lost.get(owner, 0))
 
-    def _index_drop(self, s: int, cells: IntArray) -> None:
-        assert self._index is not None
-        for i in cells.tolist():
-            self._index.get(s, set()).discard((int(self.pos[i]), i))
+    def _owners_of(self, cells: IntArray) -> list[int]:
+        return ids_of_words(np.bitwise_or.reduce(self.seq[:, index_of(cells)], axis=1).tolist())
 
-    def _index_keep(self, s: int, freed: IntArray, mine: NDArray[np.intp]) -> None:
-        """Every cell with an owner leaves the index; those of ``s`` come back under ``s`` alone."""
-        assert self._index is not None
-        self._index_rm(freed)
-        self._index_rm(mine.astype(np.int32))
-        for i in mine.tolist():
-            self._index.setdefault(s, set()).add((int(self.pos[i]), i))
+    # -- negative positions (R21) --------------------------------------------------------------
 
-    def _place_indexed(self, cells: IntArray, pos: IntArray, seq_ids: Sequence[Sequence[int]]) -> None:
-        """Placing with the index: bits of a half-alive cell stay, only the new owners are entered."""
-        assert self._index is not None
-        for i, p, ids in zip(cells.tolist(), pos.tolist(), seq_ids, strict=True):
-            for s in ids:
-                self._index.setdefault(s, set()).add((p, i))
-            if p == -1:
-                self._phantom.add(i)
-            else:
-                self._phantom.discard(i)
-                self.n_live += 1
+    def _go_literal(self) -> None:
+        """From now on keep the index llama.cpp keeps, entry by entry."""
+        self._literal = PositionIndex()
+        self._index_each(where(self.pos != -1), PositionIndex.add)
 
-    def _mark_phantoms(self, cells: IntArray) -> None:
-        """Cells whose position became -1 by a division: empty by the only test, yet listed as used."""
-        self.n_live -= len(cells)
-        if self._index is None:
-            self._build_index()
-        assert self._index is not None
-        for i in cells.tolist():
-            self._phantom.add(i)
-            for s in self.owners(i):
-                self._index.setdefault(s, set()).add((-1, i))
+    def _index_each(self, cells: IntArray, change: Change) -> None:
+        """Add or drop the entries of ``cells``, for every owner."""
+        assert self._literal is not None
+        for s, mine in self._by_owner(cells):
+            change(self._literal, s, mine, self.pos[mine])
+
+    def _keep_literally(self, s: int, cells: IntArray) -> None:
+        """Every cell that has an owner leaves the index; those of ``s`` come back under ``s`` alone."""
+        assert self._literal is not None
+        self._index_each(cells, PositionIndex.drop)
+        mine = cells[self.has(s, self.size)[cells]]
+        self._literal.add(s, mine, self.pos[mine])
+
+    def _note_phantoms(self, cells: IntArray, pos: IntArray) -> None:
+        """``cells``, counted as live, are at ``pos``; those at -1 are empty by the only test, yet used."""
+        at_minus_one = pos == -1
+        self.n_live -= int(at_minus_one.sum())
+        self._phantom.difference_update(cells[~at_minus_one].tolist())
+        self._phantom.update(cells[at_minus_one].tolist())
 
     # -- proof ---------------------------------------------------------------------------------
 
@@ -474,22 +508,27 @@ class CellTable:
         """Compare everything kept incrementally with a fresh computation (cells I1-I5)."""
         live = self.pos != -1
         if self.n_live != int(live.sum()):
-            raise IntegrityError(f"{self.n_live} live cells counted, {int(live.sum())} found")
+            raise IntegrityError(f"{self.n_live} live cells counted, {int(live.sum())} found (I1)")
         last = int(np.flatnonzero(live)[-1]) + 1 if live.any() else 0
         if self.used_max_p1 != max(last, max(self._phantom, default=-1) + 1):
             raise IntegrityError(f"used_max_p1 is {self.used_max_p1}, the last used cell is {last - 1}")
-        if (self.shift[~live] != 0).any() and not self._phantom:
-            raise IntegrityError("an empty cell has a pending shift (I4)")
-        if self._index is not None:
+        if self._literal is not None:
             return
+        if (self.shift[~live] != 0).any():
+            raise IntegrityError("an empty cell has a pending shift (I4)")
         owned = self.seq.any(axis=0)
         if (owned & ~live).any():
             raise IntegrityError(f"empty cells {np.flatnonzero(owned & ~live).tolist()} have owners (I3)")
-        for s in set(self.sequences()) | set(self._ranges):
+        found = ids_of_words(np.bitwise_or.reduce(self.seq, axis=1).tolist())
+        if self.sequences() != found:
+            raise IntegrityError(f"sequences {self.sequences()} are kept, the cells carry {found}")
+        for s in found:
             held = self.pos[self.has(s, self.size)]
-            found = (int(held.min()), int(held.max())) if len(held) else (-1, -1)
-            if self._range(s) != found:
-                raise IntegrityError(f"range of seq {s} is kept as {self._range(s)}, the cells say {found} (I2)")
+            if self._range(s) != (int(held.min()), int(held.max())) or self._ranges.count(s) != len(held):
+                raise IntegrityError(
+                    f"seq {s} is kept as {self._ranges.count(s)} cells from {self._range(s)}, the cells say "
+                    f"{len(held)} from {int(held.min())} to {int(held.max())} (I2)"
+                )
 
     def rows(self) -> list[list[Any]]:
         """Every used cell as ``[index, pos, [ids], shift, tok, x, y]``: the cells of a trace's picture."""
@@ -505,3 +544,16 @@ class CellTable:
         columns = (a[cells].tolist() for a in (self.pos, self.shift, self.tok, self.x, self.y))
         pos, shift, tok, x, y = columns
         return [list(row) for row in zip(cells.tolist(), pos, owners, shift, tok, x, y, strict=True)]
+
+
+def _rows_by_sequence(seq_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int] | None]]:
+    """Each sequence, with the rows of the tokens that belong to it (None: all of them)."""
+    first = seq_ids[0]
+    if all(ids == first for ids in seq_ids):
+        yield from ((s, None) for s in first)
+        return
+    rows: dict[int, list[int]] = {}
+    for row, ids in enumerate(seq_ids):
+        for s in ids:
+            rows.setdefault(s, []).append(row)
+    yield from rows.items()

@@ -278,6 +278,8 @@ class Leaf(Memory):
     """
 
     name: str = ""
+    store: Any = None
+    """The rows behind the cells; None if only metadata is kept."""
     last_failure: PrepareFailure | None = None
 
     def check_update(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,9 +111,9 @@ class StateReader:
             return self.take(n_bytes, what)
         if self._device_at + n_bytes > len(self._device):
             raise CacheUsageError(
-                f"the device storage of this state holds {len(self._device)} bytes and {what} needs "
-                f"{self._device_at + n_bytes}: a newer save of the same sequence replaced it. llama.cpp aborts; "
-                f"save again, or keep the state in host memory"
+                f"the device storage of this state holds {len(self._device)} bytes and {what} need "
+                f"{self._device_at + n_bytes}: a newer save of the same sequence replaced it. llama.cpp "
+                f"aborts; save again, or keep the state in host memory"
             )
         self._device_at += n_bytes
         return bytes(self._device[self._device_at - n_bytes : self._device_at])
@@ -132,8 +133,8 @@ class StateReader:
             return
         if self.left or self._device_at != len(self._device):
             raise CacheUsageError(
-                f"{self.left} bytes of the host part and {len(self._device) - self._device_at} of the device storage "
-                f"are left over: the state belongs to another save or another memory. llama.cpp aborts"
+                f"{self.left} bytes of the host part and {len(self._device) - self._device_at} of the device "
+                f"storage are left over: the state belongs to another save or another memory. llama.cpp aborts"
             )
 
 
@@ -168,27 +169,46 @@ def load_sequence(
     """Restore a sequence state into ``seq`` and return the bytes read (``llama_state_seq_set_data_ext``).
 
     Raises StateError where llama.cpp returns 0; the memory is then as llama.cpp leaves it, which may be
-    half restored. With ``strict`` it is as before. Trailing bytes are allowed, as there.
+    half restored. With ``strict`` it is as before. Trailing bytes are allowed, as there. A state on the
+    device that does not belong to ``data`` raises CacheUsageError, and nothing has changed.
     """
     if strict:
-        _rehearse(memory, lambda trial: load_sequence(trial, data, seq, flags, device))
-    io = StateReader(data)
-    magic = io.u32("the magic number")
-    source = io.i32("the source sequence")
-    if magic != SEQ_MAGIC:
-        raise StateError(f"not a sequence state: it begins with 0x{magic:08x} instead of 0x{SEQ_MAGIC:08x}")
-    if flags & ON_DEVICE:
-        stored = _storage(device).storage.get(source)
-        if stored is None:
-            raise CacheUsageError(
-                f"no state of sequence {source} is kept on the device; llama.cpp aborts. Save it with ON_DEVICE first"
-            )
-        io = StateReader(data, stored)
-        io.at = 8
+        _rehearse(memory, lambda trial: _load_sequence(trial, data, seq, flags, device))
+    elif flags & ON_DEVICE:
+        with suppress(StateError):
+            _rehearse(memory, lambda trial: _load_sequence(trial, data, seq, flags, device))
+    return _load_sequence(memory, data, seq, flags, device)
+
+
+def _load_sequence(memory: Memory, data: bytes, seq: int, flags: int, device: DeviceStates | None) -> int:
+    io = StateReader(data) if not flags & ON_DEVICE else _device_reader(data, _storage(device))
+    _check_sequence_header(io)
     memory.state_read(io, seq, flags)
     io.check_device_used_up()
     io.commit()
     return io.at
+
+
+def _check_sequence_header(io: StateReader) -> int:
+    """Returns the source sequence."""
+    magic = io.u32("the magic number")
+    if magic != SEQ_MAGIC:
+        raise StateError(f"not a sequence state: it begins with 0x{magic:08x} instead of 0x{SEQ_MAGIC:08x}")
+    return io.i32("the source sequence")
+
+
+def _device_reader(data: bytes, device: DeviceStates) -> StateReader:
+    """A reader that takes rows from the device. A damaged header is not caught by llama.cpp here (Od6)."""
+    try:
+        source = _check_sequence_header(StateReader(data))
+    except StateError as err:
+        raise CacheUsageError(f"{err}; with ON_DEVICE llama.cpp throws out of the call") from err
+    if source not in device.storage:
+        raise CacheUsageError(
+            f"no state of sequence {source} is kept on the device; llama.cpp aborts. Save it with ON_DEVICE "
+            f"first"
+        )
+    return StateReader(data, device.storage[source])
 
 
 def save_all(memory: Memory, arch: str) -> bytes:
@@ -243,14 +263,10 @@ def load_sequence_file(memory: Memory, seq: int, path: Path) -> list[int]:
 
 
 def _rehearse(memory: Memory, load: Callable[[Memory], object]) -> None:
-    """Try the restore on a copy: an error leaves the original as it was."""
-    observer = memory.observer
-    memory.observe(None)
-    try:
-        trial = copy.deepcopy(memory)
-    finally:
-        memory.observe(observer)
-    load(trial)
+    """Try the restore on a copy of the metadata: whatever it raises leaves the original as it was."""
+    leaves = memory.leaves().values()
+    left_out = [memory.observer, *(leaf.observer for leaf in leaves), *(leaf.store for leaf in leaves)]
+    load(copy.deepcopy(memory, {id(part): None for part in left_out}))
 
 
 def _storage(device: DeviceStates | None) -> DeviceStates:
@@ -262,7 +278,7 @@ def _storage(device: DeviceStates | None) -> DeviceStates:
 def _check_arch(io: StateReader, arch: str) -> None:
     found = io.string("the architecture")
     if found != arch:
-        raise StateError(f"the state was made by a model of architecture {found[:64]!r}, this one is {arch!r}")
+        raise StateError(f"the state is of a model of architecture {found[:64]!r}, this one is {arch!r}")
 
 
 def _write_file(path: Path, header: tuple[int, int], tokens: Sequence[int], state: bytes) -> int:
@@ -275,8 +291,8 @@ def _open_file(path: Path, header: tuple[int, int]) -> tuple[StateReader, list[i
     io = StateReader(path.read_bytes())
     magic, version = io.u32("the magic number"), io.u32("the version")
     if magic != header[0]:
-        raise StateError(f"{path}: begins with 0x{magic:08x} instead of 0x{header[0]:08x}: not this kind of file")
+        raise StateError(f"{path}: begins with 0x{magic:08x}, not 0x{header[0]:08x}: another kind of file")
     if version != header[1]:
-        raise StateError(f"{path}: file version {version}, this reader knows {header[1]}: save it again with b11434")
+        raise StateError(f"{path}: file version {version}, known is {header[1]}: save it again with b11434")
     n_tokens = io.u32("the token count")
     return io, np.frombuffer(io.take(4 * n_tokens, "the tokens"), "<i4").tolist()

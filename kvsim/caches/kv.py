@@ -13,7 +13,7 @@ each on top of the ones before, then undoes them in reverse::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -107,23 +107,28 @@ class KVCache(Leaf):
 
     # -- finding slots -------------------------------------------------------------------------
 
-    def usable(self, stream: int, lo: int, hi: int) -> BoolArray:
+    def usable(self, stream: int, lo: int, hi: int, starts: Mapping[int, int] | None = None) -> BoolArray:
         """Which cells of [lo, hi) a token may take: empty ones, and those whose only owner's window has
-        passed them. A shared cell is never taken, even if masked for all its owners (F2)."""
+        passed them. A shared cell is never taken, even if masked for all its owners (F2). ``starts`` are the
+        stream's :meth:`window_starts`, if they are known already."""
         cells = self.cells[stream]
-        pos = cells.pos[lo:hi]
-        free: BoolArray = pos == -1
-        if self.spec.swa_type is SwaType.NONE:
-            return free
-        for s in cells.sequences():
-            start = self._window_start(cells, s)
-            if cells.seq_pos_min(s) < start:
-                free |= cells.single_owner(s, lo, hi) & (pos < start)
+        free: BoolArray = cells.pos[lo:hi] == -1
+        starts = self.window_starts(stream) if starts is None else starts
+        if starts:
+            free |= cells.passed(lo, hi, starts)
         return free
 
-    def _window_start(self, cells: CellTable, s: int) -> int:
-        """What the next token of ``s`` can see begins here."""
-        return window.window_start(self.spec.swa_type, self.spec.n_swa, cells.seq_pos_max(s) + 1)
+    def window_starts(self, stream: int) -> dict[int, int]:
+        """Where the window of each sequence's next token begins, for those that hold cells before that."""
+        if self.spec.swa_type is SwaType.NONE:
+            return {}
+        cells = self.cells[stream]
+        starts = {}
+        for s in cells.sequences():
+            start = window.window_start(self.spec.swa_type, self.spec.n_swa, cells.seq_pos_max(s) + 1)
+            if cells.seq_pos_min(s) < start:
+                starts[s] = start
+        return starts
 
     def find_slot(self, ubatch: Ubatch, cont: bool = False) -> SlotInfo | None:
         """Cells for every token, searched from the head, wrapping once (``find_slot``).
@@ -157,14 +162,14 @@ class KVCache(Leaf):
         """The first ``n`` usable cells from the head on, fewer if there are not so many."""
         if n > self.size:
             return np.empty(0, np.int32)
-        head = self._search_from(stream, n)
+        head, starts = self._search_from(stream, n), self.window_starts(stream)
         found: list[IntArray] = []
         missing = n
         for start, stop in ((head, self.size), (0, head)):
             step, lo = SEARCH_WINDOW, start
             while lo < stop and missing:
                 hi = min(stop, lo + step)
-                taken = np.flatnonzero(self.usable(stream, lo, hi))[:missing].astype(np.int32) + np.int32(lo)
+                taken = np.flatnonzero(self.usable(stream, lo, hi, starts))[:missing].astype(np.int32) + np.int32(lo)
                 found.append(taken)
                 missing -= len(taken)
                 lo, step = hi, step * 4
@@ -238,7 +243,8 @@ class KVCache(Leaf):
         at = 0
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
             rows = slice(at, at + len(part))
-            self._evict(self.cells[stream], part, lost)
+            for s, reach in self.cells[stream].evict(part).items():
+                lost[s] = max(reach, lost.get(s, -1))
             self.cells[stream].place(part, ubatch.pos0[rows], ubatch.seq_ids[rows])
             self._write_ext(self.cells[stream], part, ubatch, rows)
             at += len(part)
@@ -247,16 +253,6 @@ class KVCache(Leaf):
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
             self._move_head(stream, int(part[-1]) + 1)
         return purged
-
-    def _evict(self, cells: CellTable, part: IntArray, lost: dict[int, int]) -> None:
-        """Free the window-reusable cells of a slot and remember how far each owner lost positions."""
-        taken = part[cells.pos[part] != -1]
-        if not len(taken):
-            return
-        for i in taken.tolist():
-            owner = cells.owners(i)[0]
-            lost[owner] = max(lost.get(owner, -1), int(cells.pos[i]))
-        cells.rm(taken)
 
     def _write_ext(self, cells: CellTable, part: IntArray, ubatch: Ubatch, rows: slice) -> None:
         """Token and 2-D position (A2). An embedding ubatch with one position per token writes none, and
@@ -267,8 +263,8 @@ class KVCache(Leaf):
         tok: Any = self.spec.embd_token
         if ubatch.tokens is not None:
             tok = ubatch.tokens[rows]
-            if ubatch.has_embd:
-                tok = np.where(tok < 0, self.spec.embd_token, tok)
+            if ubatch.is_embd is not None:
+                tok = np.where(ubatch.is_embd[rows], self.spec.embd_token, tok)
         x, y = (ubatch.pos[2, rows], ubatch.pos[1, rows]) if two_d else (0, 0)
         cells.set_ext(part, tok, x, y)
 
@@ -279,7 +275,8 @@ class KVCache(Leaf):
         if lowest > reach:
             return 0
         lost, freed = self._drop(stream, s, max(lowest, 0), reach + 1)
-        self._emit("purge", stream, lost, seq=s, reach=reach, freed=freed)
+        if len(lost):
+            self._emit("purge", stream, lost, seq=s, reach=reach, freed=freed)
         return len(lost)
 
     def _move_head(self, stream: int, to: int) -> None:

@@ -6,6 +6,7 @@ then per layer the type and width of K and the rows, then the same for V. See sp
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
     from kvsim.caches.kv import KVCache
     from kvsim.state import StateReader, StateWriter
 
+Mirror = list[SlotInfo | None]
+"""Per stream of a state, the slot another cache took when it read the same state."""
+
 
 def write(cache: KVCache, io: StateWriter, seq: int) -> None:
     """Write the cells of ``seq`` that the window has not passed (-1: every cell). Nothing pending is
     run first: positions include shifts that the rows do not (W4)."""
     if seq < -1:
         raise CacheUsageError(f"state_write: there is no sequence {seq}; use an id, or -1 for everything")
-    if cache.has_shift:
-        cache._hazard("save-before-shift", seq=seq)
     io.u32(cache.n_stream)
     for stream in range(cache.n_stream):
         cells = np.flatnonzero(_saved(cache, stream, seq)).astype(np.int32)
@@ -88,7 +90,7 @@ def _v_bytes(cache: KVCache, layer: LayerSpec) -> int:
     return layer.v.n_bytes * layer.n_embd_v_own if cache.spec.v_trans else layer.row_v
 
 
-def read(cache: KVCache, io: StateReader, seq: int, mirror: list[SlotInfo | None] | None = None) -> list[SlotInfo | None]:
+def read(cache: KVCache, io: StateReader, seq: int, mirror: Mirror | None = None) -> list[SlotInfo | None]:
     """Restore ``seq`` (-1: everything) and return the slot of each stream of the state.
 
     ``mirror`` gives the slots another cache took, which this one must take too (hybrid-idx). A refusal
@@ -97,11 +99,14 @@ def read(cache: KVCache, io: StateReader, seq: int, mirror: list[SlotInfo | None
     if seq != -1:
         cache.check_seq("state_read", seq)
     if mirror is not None and len(mirror) != cache.n_stream:
-        raise StateError(f"cache {cache.name!r}: the mirrored slots are of {len(mirror)} streams, not {cache.n_stream}")
+        raise StateError(
+            f"cache {cache.name!r}: the mirrored slots are of {len(mirror)} streams, not {cache.n_stream}"
+        )
     n_stream = io.u32("the number of streams")
     if n_stream != cache.n_stream:
         raise StateError(
-            f"cache {cache.name!r}: the state has {n_stream} streams, the cache {cache.n_stream}: it was made with another kv_unified or n_seq_max"
+            f"cache {cache.name!r}: the state has {n_stream} streams, the cache {cache.n_stream}: it was made "
+            f"with another kv_unified or n_seq_max"
         )
     if seq == -1:
         cache.clear(True)
@@ -110,38 +115,26 @@ def read(cache: KVCache, io: StateReader, seq: int, mirror: list[SlotInfo | None
         count = io.u32(f"the cell count of stream {s}")
         if count == 0:
             if mirror is not None and mirror[s] is not None:
-                raise StateError(f"cache {cache.name!r}: empty in stream {s}, where the mirrored cache holds cells")
+                raise StateError(f"cache {cache.name!r}: empty in stream {s}, but the mirrored cache is not")
             continue
         stream = s if seq == -1 else cache.stream_of(seq)
-        slots[s] = _read_stream(cache, io, stream, count, seq, mirror, s)
+        slots[s] = _read_stream(cache, io, stream, count, seq, None if mirror is None else [mirror[s]])
     return slots
 
 
 def _read_stream(
-    cache: KVCache, io: StateReader, stream: int, count: int, seq: int,
-    mirror: list[SlotInfo | None] | None, s: int,
-) -> SlotInfo:  # fmt: skip
-    """One stream: the cells, then the rows. Cells cut short leave what was done; any other failure cleans up."""
+    cache: KVCache, io: StateReader, stream: int, count: int, seq: int, mirror: Mirror | None
+) -> SlotInfo:
+    """One stream: the cells, then the rows. Cells cut short leave what was done; all other failures clean up."""
     slot: SlotInfo | None = None
-    truncated = False
     try:
-        wanted = None if mirror is None else mirror[s]
-        if mirror is not None and (wanted is None or wanted.n_cells != count):
-            seq != -1 and cache.seq_rm(seq, -1, -1)
-            raise _Refused(f"{count} cells to restore, the mirrored cache placed {wanted.n_cells if wanted else 0}")
         if count > cache.size:
             raise _Refused(f"{count} cells to restore, only {cache.size} in a stream")
-        try:
-            if seq == -1:
-                slot = _read_all_cells(cache, io, stream, count)
-            else:
-                slot = _read_seq_cells(cache, io, stream, count, seq, wanted)
-        except StateError as err:
-            truncated = not isinstance(err, _Refused)
-            raise
+        read_cells = _read_all_cells if seq == -1 else _read_seq_cells
+        slot = read_cells(cache, io, stream, count, seq, mirror)
         _read_rows(cache, io, stream, slot.idxs[0])
     except StateError as err:
-        if not truncated:
+        if slot is not None or isinstance(err, _Refused):
             clear_sequence(cache, seq, stream, slot)
         raise StateError(f"cache {cache.name!r}: {err}") from err
     return slot
@@ -174,27 +167,27 @@ def drop_sequence(cache: KVCache, seq: int) -> None:
 
 
 def _read_seq_cells(
-    cache: KVCache, io: StateReader, stream: int, count: int, seq: int, wanted: SlotInfo | None
+    cache: KVCache, io: StateReader, stream: int, count: int, seq: int, mirror: Mirror | None
 ) -> SlotInfo:
-    """The cells of one sequence, placed by a slot search (or where ``wanted`` says)."""
+    """The cells of one sequence, placed by a slot search, or where ``mirror`` says."""
     cache.seq_rm(seq, -1, -1)
     ext = cache.spec.has_cell_ext
     width = 6 if ext else 3  # pos, n_seq_id, [x, y, tok], id
     have = min(count, io.left // (4 * width))
-    table = np.frombuffer(io.take(4 * width * have), "<i4").reshape(have, width)
+    table = np.frombuffer(io.take(4 * width * have), "<i4").astype(np.int32).reshape(have, width)
     if (table[:, 1] != 1).any():
         bad = int(np.flatnonzero(table[:, 1] != 1)[0])
-        raise _Refused(f"cell {bad} of the state lists {table[bad, 1]} sequences, a sequence state lists 1")
+        raise _Refused(f"cell {bad} lists {table[bad, 1]} sequences; in the state of one sequence it lists 1")
     if have < count:
         if io.left >= 8 and np.frombuffer(io.take(8), "<i4")[1] != 1:
-            raise _Refused(f"cell {have} of the state does not list 1 sequence")
+            raise _Refused(f"cell {have} does not list 1 sequence")
         io.take(4 * width, f"cell {have} of {count}")
     pos = np.zeros((4 if cache.spec.n_pos_per_embd > 1 else 1, count), np.int32)
     pos[0] = table[:, 0]
-    if len(pos) > 1:
+    if ext and len(pos) > 1:
         pos[1], pos[2] = table[:, 3], table[:, 2]
-    ubatch = _restore_ubatch(pos, table[:, 4].astype(np.int32) if ext else np.zeros(count, np.int32), seq)
-    slot = _mirrored(cache, stream, wanted) if wanted is not None else cache.find_slot(ubatch)
+    ubatch = Ubatch.restored(seq, pos)
+    slot = cache.find_slot(ubatch) if mirror is None else _mirrored(cache, stream, mirror[0], count)
     if slot is None:
         raise _Refused(f"no room: {cache.last_failure}")
     cache._place(slot, ubatch)
@@ -203,46 +196,58 @@ def _read_seq_cells(
     return slot
 
 
-def _restore_ubatch(pos: IntArray, tokens: IntArray, seq: int) -> Ubatch:
-    """The one-sequence ubatch llama.cpp builds to restore a sequence; its token array is zero-filled, so
-    without saved ext the cells get token 0 (Rd3)."""
-    n = pos.shape[1]
-    return Ubatch(
-        pos=pos, seq_ids=((seq,),) * n, output=np.zeros(n, np.bool_), idx=np.arange(n, dtype=np.int32),
-        tokens=tokens, has_embd=False, n_seq_tokens=n, n_seqs=1, equal_seqs=True, seq_id_unq=(seq,),
-    )  # fmt: skip
-
-
-def _mirrored(cache: KVCache, stream: int, wanted: SlotInfo) -> SlotInfo:
+def _mirrored(cache: KVCache, stream: int, wanted: SlotInfo | None, count: int) -> SlotInfo:
+    """The slot another cache took, in this cache's ``stream``: its cells must be free here too."""
+    _check_mirror(wanted, count)
+    assert wanted is not None
     cells = wanted.idxs[0]
-    taken = cells[cache.cells[stream].pos[cells] != -1]
+    outside = cells[cells >= cache.size]
+    taken = outside if len(outside) else cells[cache.cells[stream].pos[cells] != -1]
     if len(taken):
         raise _Refused(f"cell {int(taken[0])} of the mirrored slot is not free: the two caches have drifted apart")
     return SlotInfo((stream,), (cells,))
 
 
-def _read_all_cells(cache: KVCache, io: StateReader, stream: int, count: int) -> SlotInfo:
-    """Every cell goes to indices 0, 1, ...: a whole restore compacts."""
-    table = cache.cells[stream]
-    for i in range(count):
-        pos, n_ids = io.i32(f"cell {i} of {count}"), io.u32(f"cell {i} of {count}")
-        x, y, tok = (io.i32(), io.i32(), io.i32()) if cache.spec.has_cell_ext else (0, 0, -1)
-        listed = min(n_ids, io.left // 4)
-        ids = np.frombuffer(io.take(4 * listed), "<i4")
-        bad = np.flatnonzero((ids < 0) | (ids >= cache.n_seq_max))
-        good = ids[: bad[0]] if len(bad) else ids
-        table.set_row(i, pos, list(dict.fromkeys(good.tolist())))
-        table.set_ext(np.array([i], np.int32), tok, x, y)
-        if len(bad):
-            raise _Refused(f"cell {i} belongs to sequence {ids[bad[0]]}, this context has {cache.n_seq_max}")
-        if listed < n_ids:
-            io.take(4, f"the sequences of cell {i}")
+def _check_mirror(wanted: SlotInfo | None, count: int) -> None:
+    placed = 0 if wanted is None else wanted.n_cells
+    if placed != count:
+        raise _Refused(f"{count} cells to restore, but the mirrored cache restored {placed}")
+
+
+def _read_all_cells(
+    cache: KVCache, io: StateReader, stream: int, count: int, seq: int, mirror: Mirror | None
+) -> SlotInfo:
+    """Every cell goes to indices 0, 1, ...: a whole restore compacts. What was read before a failure is placed."""
+    if mirror is not None:
+        _check_mirror(mirror[0], count)
+    pos: list[int] = []
+    owners: list[list[int]] = []
+    ext: list[tuple[int, int, int]] = []  # tok, x, y
+    try:
+        for i in range(count):
+            at, n_ids = io.i32(f"cell {i} of {count}"), io.u32(f"cell {i} of {count}")
+            pos.append(at)
+            owners.append([])
+            ext.append((-1, 0, 0))
+            if cache.spec.has_cell_ext:
+                x, y, tok = io.i32(f"x of cell {i}"), io.i32(f"y of cell {i}"), io.i32(f"token of cell {i}")
+                ext[-1] = (tok, x, y)
+            for _ in range(n_ids):
+                owner = io.i32(f"the sequences of cell {i}")
+                if not 0 <= owner < cache.n_seq_max:
+                    raise _Refused(f"cell {i} belongs to sequence {owner}, this context has {cache.n_seq_max}")
+                if owner not in owners[-1]:
+                    owners[-1].append(owner)
+    finally:
+        cells = np.arange(len(pos), dtype=np.int32)
+        cache.cells[stream].place(cells, np.array(pos, np.int32), owners)
+        cache.cells[stream].set_ext(cells, *np.array(ext, np.int32).reshape(-1, 3).T)
     cache.heads[stream] = 0
-    return SlotInfo((stream,), (np.arange(count, dtype=np.int32),))
+    return SlotInfo((stream,), (cells,))
 
 
 def _read_rows(cache: KVCache, io: StateReader, stream: int, cells: IntArray) -> None:
-    spec = cache.spec
+    spec, store, n = cache.spec, cache.store, len(cells)
     v_trans, n_layer = io.u32("v_trans"), io.u32("the layer count")
     rot = io.u32("the key rotation"), io.u32("the value rotation")
     if n_layer != len(spec.layers):
@@ -254,9 +259,9 @@ def _read_rows(cache: KVCache, io: StateReader, stream: int, cells: IntArray) ->
     for layer in spec.layers:
         _expect(io.i32("a key type"), layer.k.ggml_id, f"key type of layer {layer.il}")
         _expect(io.u64("a key row size"), layer.row_k, f"key row bytes of layer {layer.il}")
-        data = io.rows(len(cells) * layer.row_k, f"keys of layer {layer.il}")
-        if cache.store is not None:
-            io.defer(lambda il=layer.il, d=data: cache.store.write_k(il, stream, cells, d))  # type: ignore[misc,union-attr]
+        data = io.rows(n * layer.row_k, f"keys of layer {layer.il}")
+        if store is not None:
+            io.defer(partial(store.write_k, layer.il, stream, cells, data))
     for layer in spec.layers:
         if layer.v is None:
             continue
@@ -266,9 +271,9 @@ def _read_rows(cache: KVCache, io: StateReader, stream: int, cells: IntArray) ->
             _expect(io.u32("a value width"), layer.n_embd_v_own, f"value width of layer {layer.il}")
         else:
             _expect(io.u64("a value row size"), layer.row_v, f"value row bytes of layer {layer.il}")
-        data = io.rows(len(cells) * _v_bytes(cache, layer), f"values of layer {layer.il}")
-        if cache.store is not None:
-            io.defer(lambda il=layer.il, d=data: cache.store.write_v(il, stream, cells, d))  # type: ignore[misc,union-attr]
+        data = io.rows(n * _v_bytes(cache, layer), f"values of layer {layer.il}")
+        if store is not None:
+            io.defer(partial(store.write_v, layer.il, stream, cells, data))
 
 
 def _expect(found: int, wanted: int, what: str) -> None:
