@@ -49,9 +49,14 @@ class Packer:
 
     def add(self, step: Step) -> None:
         """Pack one operation."""
-        before = self._last
-        after = before if before and step.after is self._last_record else self.reader.read(step.after)
+        same = step.after is self._last_record
         self._last_record = step.after
+        after = self._last if same and self._last else self.reader.read(step.after)
+        self.add_picture(step, after)
+
+    def add_picture(self, step: Step, after: Picture) -> None:
+        """Pack one operation whose picture has been read already."""
+        before = self._last
         placed = placements(step, self.reader.owners) if step.op == "decode" else []
         words = narrate(step, before, after, self.reader.owners, self.header, placed)
         self.steps.append(self._step(step, words, placed, before, after))

@@ -69,7 +69,7 @@ def _pick() -> str | None:
         names,
         key="scenario",
         placeholder="Choose a recording" if not st.session_state.get("upload") else st.session_state.upload[0],
-        width=320,
+        width=372,
         label_visibility="collapsed",
         on_change=_picked,
     )

@@ -14,7 +14,7 @@ export class FailureCard {
     this.root.hidden = !why;
     if (!why) return;
     const asked = why.asked.reduce((a, b) => a + b, 0), room = why.free + why.reclaimable;
-    const top = Math.max(asked, room, 1) * 1.18;
+    const top = Math.max(asked, room, 1) * 1.42;
     const percent = (n) => `${(n / top) * 100}%`;
     const head = el("div", "kv-why-head", [el("b", "", "Why it failed"), el("span", "kv-secondary",
       `${count(asked, "cell")} for ${count(why.asked.length, "ubatch").replace("ubatchs", "ubatches")}, refused by `), el("b", "", why.cache),

@@ -110,6 +110,7 @@ export class Lane {
       if (!this.image) this.drawOne(i);
     }
     if (this.image) this.draw();
+    this.marksDirty = true;
   }
 
   at(i) {
@@ -161,6 +162,7 @@ export class Lane {
   }
 
   drawMarks() {
+    this.marksDirty = false;
     drawMarks(this, this.marksCanvas.getContext("2d"));
   }
 

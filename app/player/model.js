@@ -83,6 +83,7 @@ export class Model {
     this.occupancy = new Float32Array(this.nSteps);
     this.reach = this.lanes.map(() => 0);
     this.nKv = [];
+    const last = {}, tops = [];
     const held = new Set();
     let nKv = {};
     this.steps.forEach((step, i) => {
@@ -99,10 +100,13 @@ export class Model {
         if (u.n_kv) nKv = { ...nKv, ...u.n_kv };
       }
       for (const cell of step.rec?.cells ?? []) for (const s of cell[5]) held.add(s);
-      for (const [s, , last] of step.pos ?? []) if (last >= 0) held.add(s);
+      for (const [s, , p] of step.pos ?? []) { last[s] = p; if (p >= 0) held.add(s); }
+      tops.push(Math.max(0, ...Object.values(last)));
       this.nKv.push(nKv);
       this.occupancy[i] = this.total ? lanes.reduce((a, b) => a + b, 0) / this.total : (step.rec?.used ?? 0);
     });
+    // The largest position around each step: a scale that follows the recording without jumping at every step.
+    this.top = tops.map((_, i) => Math.max(...tops.slice(Math.max(0, i - 8), i + 9)));
     this.sequences = [...held].filter((s) => s >= 0).sort((a, b) => a - b);
   }
 

@@ -55,6 +55,7 @@ export class Motion {
       if (t >= track.from && t < track.to) track.draw?.(clamp((t - track.from) / (track.to - track.from)));
       if (t >= track.to && !track.left) { track.left = true; track.leave?.(); }
     }
+    for (const lane of this.player.lanes) if (lane.marksDirty) lane.drawMarks();
     if (t >= this.length) this.stop();
     return this.running;
   }

@@ -21,7 +21,7 @@ export class Rail {
     this.canvas.hidden = n === 0 || room < 120;
     if (this.canvas.hidden) { this.slots = []; return; }
     const single = n <= 72 && n * 9 + this.groups.length * 24 < room;
-    const labels = single ? this.groups.length * (this.groups.length > 1 ? 50 : 0) + 32 : 0;
+    const labels = single ? this.groups.length * (this.groups.length > 1 ? 52 : 0) + 44 : 0;
     const width = Math.min(room, single ? n * 9 + labels + 12 : Math.min(room, 300));
     this.canvas.width = width * dpr;
     this.canvas.height = HEIGHT * dpr;
@@ -42,7 +42,7 @@ export class Rail {
     this.labels = [];
     this.groups.forEach((group, u) => {
       if (single && this.groups.length > 1) {
-        const room = u ? 46 : 78;
+        const room = u ? 48 : 88;
         this.labels.push({ u, x: x + room - 6, text: `${u ? "" : "ubatch "}${u + 1}: ${group.n}` });
         x += room;
       }

@@ -52,6 +52,8 @@ export class Rulers {
     const rows = this.seqs.map((seq) => this._row(seq, frame));
     const scale = this._scale(rows);
     this._axis(ctx, theme, scale);
+    const touched = rows.filter((row) => row.touched).length;
+    for (const row of rows) row.strong = row.parts.some((p) => p?.ghosts.length || p?.delta) || (row.touched && touched === 1);
     rows.forEach((row, r) => this._drawRow(ctx, theme, row, AXIS + r * this.pitch, scale, slide));
     this.canvas.setAttribute("aria-label", rows.map((row) => `seq ${row.seq}: ${row.note}`).join("; "));
   }
@@ -108,11 +110,12 @@ export class Rulers {
     return ends + tokens;
   }
 
-  // The scale only grows in steps, so that bars don't jump while tokens come in one by one.
+  // One scale for all; it covers the steps before and after too, so that bars don't jump.
   _scale(rows) {
-    let top = 8;
+    const { model, at } = this.player;
+    let top = Math.max(8, model.top[at] + 2);
     for (const row of rows) for (const p of row.parts) {
-      if (p) top = Math.max(top, p.high + 2, ...p.ghosts.slice(-1).map((g) => g + 1));
+      if (p) top = Math.max(top, p.high + 2, p.high - p.delta + 1, ...p.ghosts.slice(-1).map((g) => g + 1));
     }
     const room = this.width - LEFT - NOTE;
     const raw = (top / room) * 64;
@@ -152,14 +155,14 @@ export class Rulers {
     ctx.fillStyle = theme.ink;
     ctx.textAlign = "left";
     ctx.textBaseline = "middle";
-    ctx.font = `${row.touched ? 600 : 500} 13px ${theme.sans}`;
+    ctx.font = `${row.strong ? 600 : 500} 13px ${theme.sans}`;
     ctx.fillText(`seq ${row.seq}`, 18, middle + 0.5);
     const bars = row.parts.length * (this.bar + 2) - 2;
     row.parts.forEach((part, c) => {
       if (part) this._drawPart(ctx, theme, row.seq, part, middle - bars / 2 + c * (this.bar + 2), scale, slide);
     });
-    ctx.fillStyle = row.touched ? theme.ink : theme.ink3;
-    ctx.font = `${row.touched ? 600 : 400} 12px ${theme.sans}`;
+    ctx.fillStyle = row.strong ? theme.ink : theme.ink3;
+    ctx.font = `${row.strong ? 600 : 400} 12px ${theme.sans}`;
     ctx.textAlign = "left";
     ctx.fillText(row.note, this.width - NOTE + 14, middle + 0.5, NOTE - 14);
     ctx.globalAlpha = 1;
