@@ -25,9 +25,10 @@ Floats = NDArray[np.floating[Any]]
 
 def rows_of(view: KVView) -> KVStore:
     """The rows behind a view. Raises CacheUsageError if the cache keeps metadata only."""
-    if view.cache.store is None:
+    store: KVStore | None = view.cache.store
+    if store is None:
         raise CacheUsageError("the cache has no rows to compute with: make it with LeafFactory(data=True)")
-    return view.cache.store
+    return store
 
 
 def parts_of(slot: SlotInfo) -> Iterator[tuple[int, IntArray, slice]]:

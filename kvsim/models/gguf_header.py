@@ -14,7 +14,7 @@ from typing import Any
 
 from kvsim.errors import ModelError
 from kvsim.models.arch import KNOWN_ARCHS, REUSE
-from kvsim.models.gguf_file import open_gguf
+from kvsim.models.gguf_metadata import read_header
 from kvsim.models.indexers import compress_ratios, ngram_rows, own_indexers, with_indexer
 from kvsim.models.metadata import Metadata
 from kvsim.models.params import MAX_LAYERS, LayerParams, ModelParams, RopeType
@@ -37,13 +37,13 @@ YARN_LOG_ARCHS = {"deepseek2": 10.0, "mistral4": 10.0, "deepseek32": 10.0, "mist
 
 def read_model(path: str | Path) -> ModelParams:
     """The model in a GGUF file. Raises ModelError if the file is damaged, or no model for kvsim."""
-    file = open_gguf(path)
+    header = read_header(path)
     try:
-        model = model_from_metadata(file.values, file.tensor_names)
+        model = model_from_metadata(header.values, header.tensors)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    if "rope_freqs.weight" in file.tensor_names:
-        factors = tuple(float(v) for v in file.tensor("rope_freqs.weight"))
+    if "rope_freqs.weight" in header.tensors:
+        factors = tuple(header.floats("rope_freqs.weight").tolist())
         model = _with_rope_factors(model, factors)
     return model
 

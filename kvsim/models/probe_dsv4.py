@@ -16,6 +16,7 @@ from kvsim.tensors.compressor import add_position_bias, finish_rows, run_plan, v
 from kvsim.tensors.hadamard import hadamard
 from kvsim.tensors.indexer import VARIANTS, index_scores, index_vectors, select
 from kvsim.tensors.rope import Rope, rope
+from kvsim.tensors.store import KVStore
 
 if TYPE_CHECKING:
     from kvsim.models.probe import ProbeNetwork
@@ -109,8 +110,9 @@ class _Block:
     def _rows(self, name: str, stream: int) -> Floats:
         """Compressed rows of a stream, ``[n_kv, width]``."""
         view = self.plans[name]
-        assert view.cache.store is not None
-        return view.cache.store.decode_k(self.il, stream, slice(0, view.plan.n_kv))
+        store: KVStore | None = view.cache.store
+        assert store is not None
+        return store.decode_k(self.il, stream, slice(0, view.plan.n_kv))
 
     def _visible(self, view: PlanView, stream: int, rows: slice) -> BoolArray:
         """Compressed rows that each token reads: all that are complete, of CSA those its indexer chose."""

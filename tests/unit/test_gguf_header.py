@@ -16,6 +16,7 @@ from kvsim.errors import ModelError
 from kvsim.models.context_params import ContextParams, resolve
 from kvsim.models.gguf_file import open_gguf
 from kvsim.models.gguf_header import model_from_metadata, read_model
+from kvsim.models.gguf_metadata import read_header
 from kvsim.models.known import KNOWN, known_model
 from kvsim.models.memory_spec import memory_spec
 from kvsim.models.params import ModelParams, RopeType, SwaType
@@ -23,6 +24,7 @@ from kvsim.models.rope_types import rope_type_of
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 MODELS = sorted((FIXTURES / "goldens" / "logits").glob("*.gguf"))
+LLAMA_HEADER_BYTES = 1816
 METADATA: dict[str, dict[str, Any]] = json.loads((FIXTURES / "models" / "metadata.json").read_text())
 
 
@@ -221,13 +223,28 @@ def outcome_of(data: bytes, path: Path) -> str:
         return str(error)
 
 
+def test_header_agrees_with_the_gguf_package() -> None:
+    """Values and tensor names; the package also has the lists of strings."""
+    for path in MODELS:
+        header, file = read_header(path), open_gguf(path)
+        assert set(header.tensors) == file.tensor_names
+        for key, value in header.values.items():
+            assert repr(file.values[key]) == repr(value), key
+    assert header.floats("output_norm.weight").tolist() == file.tensor("output_norm.weight").tolist()
+
+
 @settings(max_examples=40, deadline=None)
 @given(cut=st.integers(0, 92_000))
 def test_truncated_file_is_refused_by_name(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    """Only the header is read: where the data is cut, the model is still known."""
     whole = (FIXTURES / "goldens/logits/llama-s0.gguf").read_bytes()
     assert cut < len(whole)
     path = tmp_path_factory.getbasetemp() / "truncated.gguf"
-    assert outcome_of(whole[:cut], path).startswith(f"{path}: not a readable GGUF file: ")
+    outcome = outcome_of(whole[:cut], path)
+    if cut < LLAMA_HEADER_BYTES:
+        assert outcome.startswith(f"{path}: not a readable GGUF file: ")
+    else:
+        assert outcome == "llama"
 
 
 @settings(max_examples=80, deadline=None)
