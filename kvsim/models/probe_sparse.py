@@ -25,7 +25,8 @@ NORM_EPS = 1e-5
 
 
 def index_weights(probe: ProbeNetwork, il: int, ubatch: Ubatch, size: int) -> Floats:
-    """Weights of the index heads ``[token, head]``. All positive: then scores hardly ever tie."""
+    """Weights of the index heads ``[token, head]``. All positive: then scores tie only at 0, where no
+    head fires."""
     raw = np.abs(probe.vectors(f"index w {il}", ubatch, probe.model.indexer_n_head))
     return head_weights(raw, size)
 
