@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.errors import IntegrityError
+from kvsim.errors import CacheUsageError, IntegrityError
 from kvsim.memory import MAX_SEQ, POS_INF, BoolArray, IntArray
 from kvsim.seq_ranges import PositionIndex, SeqRanges
 
@@ -383,6 +383,26 @@ class CellTable:
             self._index_each(cells, PositionIndex.add)
             self._note_phantoms(cells, new)
         return cells
+
+    def move(self, src: IntArray, dst: IntArray) -> None:
+        """Move cells to empty ones, pairwise, with everything they hold; the sources become empty (D6).
+
+        Raises CacheUsageError, before anything has changed, if a source is empty or a target is not.
+        """
+        if bool((self.pos[src] == -1).any()) or bool((self.pos[dst] != -1).any() or self.seq[:, dst].any()):
+            raise CacheUsageError(
+                "cells can move only from used ones to empty ones: plan the moves on the table as it is now"
+            )
+        if self._literal is not None:
+            self._index_each(src, PositionIndex.drop)
+        for column in (self.pos, self.shift, self.tok, self.x, self.y):
+            column[dst] = column[src]
+        self.seq[:, dst] = self.seq[:, src]
+        self._free(np.sort(src))
+        self.n_live += len(src)  # _free takes them for lost
+        self._top = max(self._top, int(dst.max(initial=-1)) + 1)
+        if self._literal is not None:
+            self._index_each(dst, PositionIndex.add)
 
     def save(self, cells: IntArray) -> SavedCells:
         """What :meth:`restore` needs to undo a placement into ``cells`` (R18)."""

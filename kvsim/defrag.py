@@ -8,19 +8,29 @@ run of cells, copied at once in every layer::
     after    X X a b X X c X X . . . . . .        classic: 13,14 -> 2,3 and 11 -> 6: two moves
 
 Only holes below the number of used cells are filled, from cells at or after it, so sources and targets
-never overlap and cells only move down.
+never overlap and cells only move down. Sequences stay interleaved as they were.
+
+The planners come first and know nothing of caches; :func:`plan_update` and :func:`defragment` are the two
+halves of an update: what to move, decided while it is prepared, and the moving.
+
+Upstream: ``src/llama-kv-cache-unified.cpp: defrag_prepare, build_graph_defrag``, July 2025.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from kvsim.events import Event
 from kvsim.memory import BoolArray, IntArray
+
+if TYPE_CHECKING:
+    from kvsim.caches.kv import KVCache
 
 Strategy = Literal["classic", "minimal"]
 
@@ -98,7 +108,11 @@ def segments(flags: BoolArray, offset: int = 0) -> list[tuple[int, int]]:
 
 def plan_classic(empty: BoolArray, max_moves: int) -> list[Move]:
     """The historic plan (D3): each hole, from the first on, takes the last cells that are still to move, in
-    their order. Stops in the middle when the budget is used up, which leaves a valid cache."""
+    their order. Stops in the middle when the budget is used up, which leaves a valid cache.
+
+    ``max_moves`` 0 moves nothing. (The historic code asked only whether the number of moves *equals* the
+    budget, after counting one, and so never stopped with a budget of 0.)
+    """
     n_used = int(np.count_nonzero(~empty))
     tail = np.flatnonzero(~empty[n_used:]) + n_used
     moves: list[Move] = []
@@ -116,7 +130,7 @@ def _runs(cells: IntArray | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Itera
     """Runs of consecutive cells as (index of the first, length)."""
     breaks = np.flatnonzero(np.diff(cells) != 1) + 1
     bounds = [0, *breaks.tolist(), len(cells)]
-    return ((a, b - a) for a, b in zip(bounds, bounds[1:], strict=False) if b > a)
+    return ((a, b - a) for a, b in pairwise(bounds) if b > a)
 
 
 def plan_minimal(empty: BoolArray, max_moves: int) -> list[Move]:
@@ -172,7 +186,7 @@ def _equal_pairs(
 def _zero_sum_groups(balance: Sequence[int]) -> list[list[int]]:
     """The most groups with sum 0 that the numbers can be split into (they sum to 0 as a whole)."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def best(mask: int) -> tuple[int, int]:
         """(number of closed groups, last index taken) for the best order in which ``mask`` was filled."""
         if mask == 0:
@@ -210,3 +224,71 @@ def _fill(holes: Segments, fillers: Segments) -> list[Move]:
             moves.append(Move(src, start, n))
             src, left, start, length = src + n, left - n, start + n, length - n
     return moves
+
+
+# -- an update -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StreamMoves:
+    """The moves planned for one stream."""
+
+    stream: int
+    moves: tuple[Move, ...]
+
+    def cells(self) -> tuple[IntArray, IntArray]:
+        """Source and target of every cell that moves."""
+        src = [np.arange(m.src, m.src + m.length, dtype=np.int32) for m in self.moves]
+        dst = [np.arange(m.dst, m.dst + m.length, dtype=np.int32) for m in self.moves]
+        return np.concatenate(src), np.concatenate(dst)
+
+
+def plan_update(cache: KVCache, optimize: bool) -> list[StreamMoves]:
+    """The moves an update of ``cache`` is to make, empty if it has no strategy or there is nothing to move.
+
+    Caches that belong together (an attention cache and its indexer) get one plan, that of the first of them;
+    none, if their tables have drifted apart. A stream in which a cell sits at position -1 is left alone: that
+    cell is empty by the only test and yet counted as used, so a plan would not add up.
+    """
+    leader = cache.together[0]
+    strategy = leader.defrag
+    if strategy is None:
+        return []
+    n_layer = max(len(each.spec.layers) for each in cache.together)
+    plans = []
+    for stream, table in enumerate(leader.cells):
+        n_kv = table.used_max_p1
+        alike = all(np.array_equal(each.cells[stream].pos, table.pos) for each in cache.together)
+        if not alike or table.used != table.n_live:
+            continue
+        if strategy.wanted(n_kv, table.used, leader.spec.n_pad, optimize):
+            moves = strategy.plan(table.pos[:n_kv] == -1, n_layer)
+            if moves:
+                plans.append(StreamMoves(stream, tuple(moves)))
+    return plans
+
+
+def defragment(cache: KVCache, plans: Sequence[StreamMoves]) -> tuple[DefragReport, ...]:
+    """Move cells and rows as planned, and start the next search at cell 0 (D6, D7). Tells each move."""
+    bytes_per_cell = sum(layer.row_k + layer.row_v for layer in cache.spec.layers)
+    reports = []
+    for plan in plans:
+        table = cache.cells[plan.stream]
+        before = fragmentation(table.pos == -1)
+        src, dst = plan.cells()
+        table.move(src, dst)
+        if cache.store is not None:
+            cache.store.move_cells(plan.stream, src, dst)
+        cache.heads[plan.stream] = 0
+        after = fragmentation(table.pos == -1)
+        reports.append(DefragReport(plan.stream, plan.moves, len(src) * bytes_per_cell, before, after))
+        _tell(cache, plan)
+    return tuple(reports)
+
+
+def _tell(cache: KVCache, plan: StreamMoves) -> None:
+    if cache.observer is None:
+        return
+    for m in plan.moves:
+        cells = np.arange(m.dst, m.dst + m.length, dtype=np.int32)
+        cache.observer(Event("move", cache.name, plan.stream, cells, {"src": m.src, "length": m.length}))

@@ -43,11 +43,14 @@ KINDS = {
     "split": "a batch was split into ubatches",
     "graph": "the graph was reused, or rebuilt and why",
     "stream_copy": "a whole stream was copied to another",
+    "move": "a run of cells moved into a hole (defragmentation)",
     "copy_queued": "a copy between streams was queued for the next update",
     "rollback": "a failed ubatch's positions were removed, or the removal was refused",
     "hazard": "llama.cpp quietly does something that no caller wants",
     "swap": "two recurrent cells were swapped",
     "state": "a state was saved, restored or refused",
+    "policy": "what a server does with a cache: shifted a context, kept a checkpoint, reused a prefix",
+    "speculate": "a draft was verified: tokens accepted, the rest taken back",
 }
 
 Observer = Callable[[Event], None]

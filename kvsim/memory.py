@@ -285,8 +285,9 @@ class Leaf(Memory):
     def check_update(self) -> None:
         """Raise CacheUsageError if the pending work would end llama.cpp."""
 
-    def take_update(self) -> Callable[[], None] | None:
-        """Take the pending work out of the leaf, to be run by an update; None if there is none."""
+    def take_update(self, optimize: bool = False) -> Callable[[], None] | None:
+        """Take the pending work out of the leaf, to be run by an update; None if there is none. ``optimize``
+        asks for defragmentation, where a leaf is set up to do it."""
         return None
 
     @abstractmethod
