@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvsim import state
 from kvsim.batch import Batch, BatchAllocator, Ubatch
+from kvsim.caches import kv_hazards
 from kvsim.caches.factory import LeafFactory, create_memory
 from kvsim.errors import BatchError, CacheUsageError, StateError
 from kvsim.events import Event, Observer
@@ -256,6 +257,8 @@ class Context:
             first[ids[0]] = min(first.get(ids[0], pos), pos)
         refused = []
         for seq, p0 in sorted(first.items()):
+            if self.observer is not None and kv_hazards.holds_more(self.memory, ubatch, seq, p0):
+                self._emit("hazard", id="rollback-removes-older-tokens", seq=seq, p0=p0)
             accepted = self.memory.seq_rm(seq, p0, -1)
             if not accepted:
                 refused.append(seq)

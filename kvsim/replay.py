@@ -8,10 +8,11 @@ from typing import Any
 
 from kvsim.batch import Batch
 from kvsim.caches.factory import LeafFactory
-from kvsim.context import Context, Fault
+from kvsim.context import Context
 from kvsim.errors import CacheUsageError, KvsimError, TraceError
 from kvsim.models.context_params import ContextParams
 from kvsim.models.params import ModelParams
+from kvsim.ops import fault_of
 from kvsim.trace.header import Header
 from kvsim.trace.read import Step, Trace
 
@@ -74,8 +75,7 @@ class Replayer:
 
             n_embd = np.zeros((len(seq or ()), 0), np.float32)
         batch = Batch(tokens=tokens, embd=n_embd, pos=args.get("pos"), seq_ids=seq, output=out)
-        abort = args.get("abort_at_ubatch")
-        return self.context.decode(batch, None if abort is None else Fault(abort))
+        return self.context.decode(batch, fault_of(args))
 
     def state(self, op: str, args: dict[str, Any]) -> int:
         context, slot = self.context, args["slot"]

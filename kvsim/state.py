@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import CacheUsageError, StateError
+from kvsim.events import Event
 
 if TYPE_CHECKING:
     from kvsim.memory import Memory
@@ -184,6 +185,8 @@ def _load_sequence(memory: Memory, data: bytes, seq: int, flags: int, device: De
     io = StateReader(data) if not flags & ON_DEVICE else _device_reader(data, _storage(device))
     _check_sequence_header(io)
     memory.state_read(io, seq, flags)
+    if io.left and memory.observer is not None:
+        memory.observer(Event("hazard", detail={"id": "state-not-used-up", "seq": seq, "left": io.left}))
     io.check_device_used_up()
     io.commit()
     return io.at

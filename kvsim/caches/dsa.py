@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from kvsim.batch import BatchAllocator
 from kvsim.caches.composite import CompositeMemory, Split
-from kvsim.caches.iswa import warn_if_window_lost, window_splits
+from kvsim.caches.iswa import WindowPair
 from kvsim.caches.kv import KVCache
 
 
@@ -45,7 +45,7 @@ def stream_split(batch: BatchAllocator, n_ubatch: int, n_stream: int) -> Split:
     return lambda: batch.split_equal(n_ubatch, sequential=True)
 
 
-class DSAISWACache(CompositeMemory):
+class DSAISWACache(WindowPair):
     """A DSA cache for the layers without window and a window cache for the others (Dots3Note)."""
 
     kind = "dsa_iswa"
@@ -55,13 +55,6 @@ class DSAISWACache(CompositeMemory):
     def __init__(self, dsa: DSACache, swa: KVCache, unified: bool) -> None:
         super().__init__({"dsa": dsa, "swa": swa}, swa.n_seq_max)
         self.dsa = dsa
+        self.full = dsa.mla
         self.swa = swa
         self.unified = unified
-
-    def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
-        yield from window_splits(batch, n_ubatch, self.unified)
-
-    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        done = super().seq_rm(seq, p0, p1)
-        warn_if_window_lost(self, self.dsa.mla, self.swa, seq, p0, p1)
-        return done

@@ -3,7 +3,8 @@ serve the same composites."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from kvsim.caches.dsa import DSACache, DSAISWACache
 from kvsim.caches.dsv4 import COMPRESSED, DSV4Cache
@@ -25,11 +26,14 @@ from kvsim.tensors.store import KVStore
 
 @dataclass(frozen=True)
 class LeafFactory:
-    """Makes the leaves. ``data``: with rows behind the cells; without, only metadata is kept."""
+    """Makes the leaves. ``data``: with rows behind the cells; without, only metadata is kept. ``sizes``: cells
+    per stream of the caches named in it, where not those of the model (tests use tiny caches)."""
 
     data: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     def kv(self, name: str, spec: CacheSpec, ctx: ResolvedContext) -> KVCache:
+        spec = replace(spec, size=self.sizes.get(name, spec.size))
         return KVCache(spec, name, KVStore.of(spec, ctx) if self.data else None)
 
     def recurrent(self, spec: RecurrentSpec) -> RecurrentMemory:

@@ -10,15 +10,86 @@ Positions are those of the window cache, because they say how far back a sequenc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+from kvsim import window
 from kvsim.batch import BatchAllocator
 from kvsim.caches.composite import CompositeMemory, Split
 from kvsim.caches.kv import KVCache
-from kvsim.memory import position_range
+from kvsim.state import PARTIAL_ONLY, StateReader
 
 
-class ISWACache(CompositeMemory):
+class WindowPair(CompositeMemory):
+    """A memory with a cache that sees everything, ``full``, beside a window cache, ``swa``.
+
+    It tells an observer when an edit reaches back past what the window cache still holds: the next token would
+    attend to positions that only ``full`` has (iswa.md surprises 2 and 5).
+    """
+
+    full: KVCache
+    swa: KVCache
+    unified: bool
+
+    def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
+        """Unified caches try the simple split first, then equal ones; streams need equal ones of consecutive
+        sequences from the start (iswa.md rule 3)."""
+        if self.unified:
+            yield lambda: batch.split_simple(n_ubatch)
+        yield lambda: batch.split_equal(n_ubatch, sequential=not self.unified)
+
+    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
+        done = super().seq_rm(seq, p0, p1)
+        self._warn_if_window_lost(seq)
+        return done
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        super().seq_cp(src, dst, p0, p1)
+        self._warn_if_window_lost(dst)
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        super().seq_add(seq, p0, p1, delta)
+        if delta and not self.can_shift:
+            self.hazard("shift-although-cannot", seq=seq)
+        self._warn_if_window_lost(seq)
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        super().seq_div(seq, p0, p1, d)
+        if d != 1 and not self.can_shift:
+            self.hazard("shift-although-cannot", seq=seq)
+        self._warn_if_window_lost(seq)
+
+    def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
+        """As every composite. A state of the window alone fits only beside the rest it was taken from."""
+        super().state_read(io, seq, flags)
+        if self.observer is not None and flags & PARTIAL_ONLY and seq >= 0:
+            beyond = positions(self.swa, seq) - positions(self.full, seq)
+            if beyond:
+                self.hazard("partial-state-alone", seq=seq, positions=sorted(beyond))
+
+    def _warn_if_window_lost(self, seq: int) -> None:
+        if self.observer is None:
+            return
+        table = self.full.cells[self.full.stream_of(max(seq, 0))]
+        for s in [seq] if seq >= 0 else table.sequences():
+            lost = lost_to_window(self.full, self.swa, s)
+            if lost:
+                self.hazard("trimmed-past-window", seq=s, lost=lost)
+
+
+def positions(cache: KVCache, seq: int, start: int = 0) -> Counter[int]:
+    """How many cells hold each position of ``seq`` from ``start`` on."""
+    cells = cache.cells[cache.stream_of(seq)]
+    return Counter(cells.pos[cells.has(seq, cells.size) & (cells.pos >= max(start, 0))].tolist())
+
+
+def lost_to_window(full: KVCache, swa: KVCache, seq: int) -> list[int]:
+    """Positions of ``seq`` that its next token attends to and only ``full`` still has."""
+    start = window.window_start(swa.spec.swa_type, swa.spec.n_swa, full.seq_pos_max(seq) + 1)
+    return sorted(positions(full, seq, start) - positions(swa, seq, start))
+
+
+class ISWACache(WindowPair):
     """Parts ``base`` (layers that see everything) and ``swa`` (layers with a window), prepared in that order."""
 
     kind = "iswa"
@@ -27,39 +98,6 @@ class ISWACache(CompositeMemory):
 
     def __init__(self, base: KVCache, swa: KVCache, unified: bool) -> None:
         super().__init__({"base": base, "swa": swa}, base.n_seq_max)
-        self.base = base
+        self.base = self.full = base
         self.swa = swa
         self.unified = unified
-
-    def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
-        yield from window_splits(batch, n_ubatch, self.unified)
-
-    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        done = super().seq_rm(seq, p0, p1)
-        warn_if_window_lost(self, self.base, self.swa, seq, p0, p1)
-        return done
-
-    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        super().seq_add(seq, p0, p1, delta)
-        if delta and not self.can_shift:
-            self.hazard("shift-although-cannot", seq=seq)
-
-
-def window_splits(batch: BatchAllocator, n_ubatch: int, unified: bool) -> Iterator[Split]:
-    """Unified caches try the simple split first, then equal ones; streams need equal ones of consecutive
-    sequences from the start (iswa.md rule 3)."""
-    if unified:
-        yield lambda: batch.split_simple(n_ubatch)
-    yield lambda: batch.split_equal(n_ubatch, sequential=not unified)
-
-
-def warn_if_window_lost(
-    memory: CompositeMemory, base: KVCache, swa: KVCache, seq: int, p0: int, p1: int
-) -> None:
-    """A removal back past the window empties the window cache while the base keeps its part: the next batch
-    may then start anywhere (iswa.md surprise 2)."""
-    if memory.observer is None or seq < 0 or swa.seq_pos_max(seq) >= 0:
-        return
-    if base.seq_pos_max(seq) >= 0:
-        lo, hi = position_range(p0, p1)
-        memory.hazard("trimmed-past-window", seq=seq, p0=lo, p1=hi, base_max=base.seq_pos_max(seq))

@@ -22,7 +22,7 @@ import numpy as np
 
 from kvsim import window
 from kvsim.batch import BatchAllocator, Ubatch
-from kvsim.caches import kv_state
+from kvsim.caches import kv_hazards, kv_state
 from kvsim.caches.kv_view import KVView
 from kvsim.cells import CellTable, SavedCells
 from kvsim.errors import CacheUsageError, IntegrityError
@@ -210,7 +210,8 @@ class KVCache(Leaf):
         outside of them stays purged, and heads are put back by llama.cpp's odd indexing (P2, P3)."""
         slots: list[SlotInfo] = []
         undo: list[tuple[SlotInfo, list[int], list[SavedCells]]] = []
-        purged = 0
+        purged: list[dict[int, int]] = []
+        half_alive = [cells.half_alive for cells in self.cells] if self.observer is not None else []
         for i, ubatch in enumerate(ubatches):
             slot = self.find_slot(ubatch)
             if slot is None:
@@ -220,25 +221,26 @@ class KVCache(Leaf):
             saved = [self.cells[st].save(part) for st, part in zip(slot.strm, slot.idxs, strict=True)]
             undo.append((slot, list(self.heads), saved))
             slots.append(slot)
-            purged += self._place(slot, ubatch)
+            purged.append(self._place(slot, ubatch, trial=True))
         for slot, heads, saved in reversed(undo):
             for local, (stream, cells) in enumerate(zip(slot.strm, saved, strict=True)):
                 self.cells[stream].restore(cells)
                 self.heads[stream] = heads[local]
-        if len(slots) < len(ubatches):
-            if purged:
-                self._hazard("purge-survives-refusal", purged=purged)
-            return None
-        return slots
+        if self.observer is not None:
+            kv_hazards.after_prepare(self, ubatches, purged, half_alive)
+        return slots if len(slots) == len(ubatches) else None
 
     def apply_ubatch(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
         """Place a ubatch (``apply_ubatch``) and return what its graph sees."""
         self._place(slot, ubatch)
         return KVView(self, slot, ubatch)
 
-    def _place(self, slot: SlotInfo, ubatch: Ubatch) -> int:
+    def _place(self, slot: SlotInfo, ubatch: Ubatch, trial: bool = False) -> dict[int, int]:
         """Write positions, ext and owners; purge so that sequences stay gapless; move the heads.
-        Returns the number of cells purged outside the slot."""
+        Returns the highest position purged outside the slot, of each sequence that lost some. What a
+        ``trial`` writes is told to nobody, since it will be undone."""
+        if self.observer is not None and not trial:
+            kv_hazards.before_place(self, slot, ubatch)
         lost: dict[int, int] = {}  # seq -> largest position that was overwritten
         at = 0
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
@@ -248,18 +250,22 @@ class KVCache(Leaf):
             self.cells[stream].place(part, ubatch.pos0[rows], ubatch.seq_ids[rows])
             self._write_ext(self.cells[stream], part, ubatch, rows)
             at += len(part)
-            self._emit("write", stream, part, pos=ubatch.pos0[rows], seqs=ubatch.seq_ids[rows])
-        purged = sum(self._purge(s, reach) for s, reach in sorted(lost.items()))
+            if not trial:
+                self._emit("write", stream, part, pos=ubatch.pos0[rows], seqs=ubatch.seq_ids[rows])
+        purged = {s: top for s, reach in sorted(lost.items()) if (top := self._purge(s, reach)) >= 0}
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
-            self._move_head(stream, int(part[-1]) + 1)
+            if trial:
+                self.heads[stream] = int(part[-1]) + 1
+            else:
+                self._move_head(stream, int(part[-1]) + 1)
         return purged
 
     def _write_ext(self, cells: CellTable, part: IntArray, ubatch: Ubatch, rows: slice) -> None:
         """Token and 2-D position (A2). An embedding ubatch with one position per token writes none, and
         what the cell held before stays visible (cells R16)."""
-        two_d = ubatch.n_pos >= 3
-        if not (two_d or ubatch.tokens is not None or self.spec.ngram_token is not None):
+        if not self.writes_ext(ubatch):
             return
+        two_d = ubatch.n_pos >= 3
         tok: Any = self.spec.embd_token
         if ubatch.tokens is not None:
             tok = ubatch.tokens[rows]
@@ -268,16 +274,23 @@ class KVCache(Leaf):
         x, y = (ubatch.pos[2, rows], ubatch.pos[1, rows]) if two_d else (0, 0)
         cells.set_ext(part, tok, x, y)
 
+    def writes_ext(self, ubatch: Ubatch) -> bool:
+        """Whether placing this ubatch writes token ids and 2-D positions."""
+        return ubatch.n_pos >= 3 or ubatch.tokens is not None or self.spec.ngram_token is not None
+
     def _purge(self, s: int, reach: int) -> int:
-        """Drop the positions of ``s`` up to ``reach``, so that all between its min and max are there (A4)."""
+        """Drop the positions of ``s`` up to ``reach``, so that all between its min and max are there (A4).
+        Returns the highest position dropped, -1 if there was none."""
         stream = self.stream_of(s)
-        lowest = self.cells[stream].seq_pos_min(s)
+        cells = self.cells[stream]
+        lowest = cells.seq_pos_min(s)
         if lowest > reach:
-            return 0
+            return -1
+        pos = cells.pos.copy() if self.observer is not None else cells.pos
         lost, freed = self._drop(stream, s, max(lowest, 0), reach + 1)
         if len(lost):
             self._emit("purge", stream, lost, seq=s, reach=reach, freed=freed)
-        return len(lost)
+        return int(pos[lost].max(initial=-1)) if self.observer is not None else -1
 
     def _move_head(self, stream: int, to: int) -> None:
         if self.observer is not None and self.heads[stream] != to:
@@ -415,8 +428,10 @@ class KVCache(Leaf):
 
     def _copy_stream(self, src: int, dst: int, p0: int, p1: int) -> None:
         self.check_full_copy(src, dst, p0, p1)
-        if p0 > 0 or p1 >= 0:
-            self._hazard("copy-ignores-range", src=src, dst=dst, p0=p0, p1=p1)
+        if self.observer is not None:
+            lo, hi = position_range(p0, p1)
+            if self.seq_pos_min(src) < lo or self.seq_pos_max(src) >= hi:
+                self._hazard("copy-ignores-range", src=src, dst=dst, p0=p0, p1=p1)
         a, b = self.stream_of(src), self.stream_of(dst)
         self.pending_copies.append((a, b))
         source, target = self.cells[a], self.cells[b]
@@ -474,8 +489,8 @@ class KVCache(Leaf):
         """Who else owns cells of ``seq`` in the range; looked up only for an observer."""
         if self.observer is None:
             return []
-        mine = cells.has(seq) & (cells.pos[: cells.used_max_p1] >= p0) & (cells.pos[: cells.used_max_p1] < p1)
-        return [s for s in cells.sequences() if s != seq and bool((cells.has(s) & mine).any())]
+        mine = cells.has(seq, cells.size) & (cells.pos >= p0) & (cells.pos < p1)
+        return [s for s in cells.sequences() if s != seq and bool((cells.has(s, cells.size) & mine).any())]
 
     def check_divisor(self, seq: int, p0: int, p1: int, d: int) -> None:
         """Division by 0 faults in llama.cpp as soon as a cell is in range."""
@@ -498,10 +513,13 @@ class KVCache(Leaf):
         if d == 1 or p0 == p1:
             return
         stream = self.stream_of(seq)
+        others = self._shared_by(self.cells[stream], seq, p0, p1)
         touched = self.cells[stream].pos_div(seq, p0, p1, d)
         self._emit("shift", stream, touched, seq=seq, divisor=d)
         if len(touched):
             self._hazard("division-turns-backwards", seq=seq, d=d)
+        if others:
+            self._hazard("shift-moves-other-owners", stream=stream, seq=seq, others=others)
 
     def seq_pos_min(self, seq: int) -> int:
         self.check_seq("seq_pos_min", seq)
@@ -514,10 +532,15 @@ class KVCache(Leaf):
     # -- saved states, pictures, proof ---------------------------------------------------------
 
     def state_write(self, io: StateWriter, seq: int = -1, flags: int = 0) -> None:
+        if self.observer is not None:
+            kv_hazards.before_save(self, seq)
         kv_state.write(self, io, seq)
 
     def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
-        kv_state.read(self, io, seq)
+        with kv_hazards.restoring(self, seq):
+            slots = kv_state.read(self, io, seq)
+        if self.observer is not None and seq != -1 and not any(slots) and self.seq_pos_max(seq) >= 0:
+            self._hazard("empty-state-removes-nothing", seq=seq)
 
     def memory_breakdown(self) -> dict[str, int]:
         return self.spec.bytes_by_tensor()
@@ -566,8 +589,8 @@ class SharedKVCache(KVCache):
         self.source = source
         self.cells = source.cells
 
-    def _place(self, slot: SlotInfo, ubatch: Ubatch) -> int:
-        return 0
+    def _place(self, slot: SlotInfo, ubatch: Ubatch, trial: bool = False) -> dict[int, int]:
+        return {}
 
     def check_update(self) -> None:
         pass

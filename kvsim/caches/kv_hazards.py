@@ -1,0 +1,122 @@
+"""What a KV cache quietly does to its callers, told while it happens; only an observer pays for it.
+
+Each function is called where it happens and looks at the cells before or after; the ids are explained in
+:mod:`kvsim.hazards`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvsim import window
+from kvsim.batch import Ubatch
+from kvsim.errors import StateError
+from kvsim.memory import Memory, SlotInfo
+
+if TYPE_CHECKING:
+    from kvsim.caches.kv import KVCache
+
+
+def after_prepare(
+    cache: KVCache,
+    ubatches: Sequence[Ubatch],
+    purged: Sequence[Mapping[int, int]],
+    half_alive: Sequence[frozenset[int]],
+) -> None:
+    """What a preparation leaves behind although it was undone. ``purged``: for every ubatch that found its
+    slot, the highest position purged of each sequence. ``half_alive``: the cells at position -1 before."""
+    if len(purged) < len(ubatches):
+        seqs = sorted({s for purge in purged for s in purge})
+        if seqs:
+            cache._hazard("purge-survives-refusal", seqs=seqs)
+    for i, purge in enumerate(purged):
+        for s, highest in purge.items():
+            earlier = [p for ubatch in ubatches[:i] for p in _positions(ubatch, s)]
+            if earlier and highest >= window.window_start(cache.spec.swa_type, cache.spec.n_swa, min(earlier)):
+                cache._hazard("purge-blinds-earlier-ubatch", seq=s, highest=highest)
+    if [table.half_alive for table in cache.cells] != list(half_alive):
+        cache._hazard("undo-misses-position-minus-one")
+
+
+def _positions(ubatch: Ubatch, seq: int) -> list[int]:
+    """Positions of the rows that attend as ``seq``."""
+    return [p for p, ids in zip(ubatch.pos0.tolist(), ubatch.seq_ids, strict=True) if ids[0] == seq]
+
+
+def before_place(cache: KVCache, slot: SlotInfo, ubatch: Ubatch) -> None:
+    """Cells that will not be what their new owner expects: position -1 is also the mark of an empty cell."""
+    pos = ubatch.pos0.tolist()
+    seqs = sorted({s for p, ids in zip(pos, ubatch.seq_ids, strict=True) if p < 0 for s in ids})
+    if seqs:
+        cache._hazard("position-minus-one", seqs=seqs)
+    for stream, part in zip(slot.strm, slot.idxs, strict=True):
+        table = cache.cells[stream]
+        empty = part[table.pos[part] == -1]
+        half_alive = empty[table.seq[:, empty].any(axis=0)].tolist()
+        owners = sorted({s for i in half_alive for s in table.owners(i)})
+        if owners:
+            cache._hazard("cell-keeps-old-owner", stream, cells=half_alive, others=owners)
+        if not cache.writes_ext(ubatch):
+            old = empty[table.tok[empty] != -1].tolist()
+            if old:
+                cache._hazard("cell-keeps-old-token", stream, cells=old)
+
+
+def before_save(cache: KVCache, seq: int) -> None:
+    """A saved state holds new positions with old keys, rows that a queued copy has yet to bring, or cells whose
+    owner it cannot name."""
+    turned, waiting, unlisted = set(), set(), set()
+    for stream, table in enumerate(cache.cells):
+        hi = table.used_max_p1
+        owners = [s for s in (table.sequences() if seq == -1 else [seq]) if table.has(s, hi).any()]
+        turned.update(s for s in owners if table.shift[:hi][table.has(s, hi)].any())
+        if any(dst == stream for _, dst in cache.pending_copies):
+            waiting.update(owners)
+        unlisted.update(s for s in owners if s >= cache.n_seq_max)
+    for hazard, seqs in (
+        ("save-before-shift", turned), ("save-before-copy", waiting), ("state-omits-owner", unlisted),
+    ):  # fmt: skip
+        if seqs:
+            cache._hazard(hazard, seqs=sorted(seqs))
+
+
+@contextmanager
+def restoring(cache: KVCache, seq: int) -> Iterator[None]:
+    """Around a restore: queued copies that will overwrite it, and what a refused one has taken away."""
+    if cache.observer is None:
+        yield
+        return
+    streams = {stream for pair in cache.pending_copies for stream in pair}
+    if streams and (seq == -1 or cache.stream_of(seq) in streams):
+        cache._hazard("restore-under-queued-copy", seqs=sorted(streams))
+    had = _holders(cache)
+    try:
+        yield
+    except StateError:
+        have = _holders(cache)
+        changed = had ^ have if seq != -1 else had | have
+        if changed:
+            cache._hazard("failed-restore-loses-sequence", seqs=sorted(changed))
+        raise
+
+
+def _holders(cache: KVCache) -> set[int]:
+    """Sequences with a cell that attention can see."""
+    return {
+        s for table in cache.cells for s in table.sequences()
+        if bool((table.pos[table.has(s, table.size)] >= 0).any())
+    }  # fmt: skip
+
+
+def holds_more(memory: Memory, ubatch: Ubatch, seq: int, p0: int) -> bool:
+    """Whether ``seq`` holds tokens from ``p0`` on that are not of this ubatch: its rollback takes them too."""
+    n = sum(seq in ids for ids in ubatch.seq_ids)
+    for leaf in memory.leaves().values():
+        cells = getattr(leaf, "cells", None)
+        if isinstance(cells, list):
+            table = cells[seq if len(cells) > 1 else 0]
+            if int((table.pos[table.has(seq, table.size)] >= max(p0, 0)).sum()) > n:
+                return True
+    return False

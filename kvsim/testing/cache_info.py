@@ -1,0 +1,98 @@
+"""The table of configurations worth testing, one entry per member of the family.
+
+As torch's ``OpInfo`` does for operators: every suite iterates over it, so a new member is tested by all of
+them once it is entered here. The models are as small as they can be: one or two blocks, key heads of four
+values; the caches are far smaller than llama.cpp would make them, so that they are full all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from kvsim.models.context_params import ContextParams
+from kvsim.models.params import LayerParams, ModelParams, RopeType, SwaType
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration. ``sizes``: cells per stream by leaf, where not the model's."""
+
+    name: str
+    model: ModelParams
+    params: ContextParams
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """A member of the family: its configurations, and what a caller may ask of it.
+
+    ``edits``: whether seq_add and seq_div are possible at all. ``partial``: whether states of the window or
+    recurrent part alone differ from whole ones. ``removes_any``: whether seq_rm knows -1.
+    """
+
+    kind: str
+    configs: tuple[Config, ...]
+    edits: bool = True
+    partial: bool = False
+    removes_any: bool = True
+
+
+ATTENTION = LayerParams(n_head_kv=1, n_embd_head_k=4, n_embd_head_v=4, n_rot=4)
+WINDOW = replace(ATTENTION, is_swa=True)
+
+
+def _params(n_seq_max: int, unified: bool, n_ubatch: int, **more: bool | int) -> ContextParams:
+    return ContextParams(
+        n_ctx=256 * n_seq_max, n_batch=64, n_ubatch=n_ubatch, n_seq_max=n_seq_max, kv_unified=unified,
+        swa_full=bool(more.pop("swa_full", False)), **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+LLAMA = ModelParams("llama", (ATTENTION,), n_embd=4, rope_type=RopeType.NORM)
+QWEN2VL = ModelParams("qwen2vl", (ATTENTION,), n_embd=4, rope_type=RopeType.MROPE)
+NO_ROPE = replace(LLAMA, arch="mpt", rope_type=RopeType.NONE)
+
+_KV = (
+    Config("tiny", LLAMA, _params(3, True, 4), {"kv": 12}),
+    Config("streams", LLAMA, _params(3, False, 4), {"kv": 8}),
+    Config("one-sequence", LLAMA, _params(1, False, 3), {"kv": 9}),
+    Config("awkward", LLAMA, _params(5, True, 1, flash_attn=False), {"kv": 7}),
+    Config("no-rope", NO_ROPE, _params(2, True, 4), {"kv": 10}),
+    Config("mrope", QWEN2VL, _params(3, True, 4), {"kv": 12}),
+    Config("mrope-streams", QWEN2VL, _params(2, False, 4), {"kv": 10}),
+)
+
+
+def _windowed(swa_type: SwaType, n_swa: int, arch: str = "gemma3") -> ModelParams:
+    layers = (WINDOW, ATTENTION)
+    return ModelParams(arch, layers, n_embd=4, rope_type=RopeType.NEOX, swa_type=swa_type, n_swa=n_swa)
+
+
+_ISWA = (
+    Config("tiny", _windowed(SwaType.STANDARD, 4), _params(3, True, 4), {"base": 16, "swa": 10}),
+    Config("streams", _windowed(SwaType.STANDARD, 3), _params(3, False, 4), {"base": 12, "swa": 8}),
+    Config("window-of-1", _windowed(SwaType.STANDARD, 1), _params(2, True, 2), {"base": 12, "swa": 4}),
+    Config("chunked", _windowed(SwaType.CHUNKED, 4), _params(2, True, 4), {"base": 16, "swa": 10}),
+    Config("symmetric", _windowed(SwaType.SYMMETRIC, 4), _params(2, True, 4), {"base": 16, "swa": 10}),
+    Config("full", _windowed(SwaType.STANDARD, 4), _params(3, True, 4, swa_full=True), {"base": 14, "swa": 14}),
+    Config("one-sequence", _windowed(SwaType.STANDARD, 4), _params(1, False, 4), {"base": 16, "swa": 8}),
+)
+
+CACHES: dict[str, CacheInfo] = {
+    info.kind: info
+    for info in (
+        CacheInfo("kv", _KV),
+        CacheInfo("iswa", _ISWA, partial=True),
+    )
+}
+"""Every member of the family that the suites know, by kind."""
+
+
+def configurations() -> list[tuple[CacheInfo, Config]]:
+    """Every configuration of every member."""
+    return [(info, config) for info in CACHES.values() for config in info.configs]

@@ -1,0 +1,335 @@
+"""A memory under observation: every operation is performed, entered in the ledger, and checked.
+
+After each operation: the memory's own invariants; its picture against a computation from scratch; what every
+sequence can read against the ledger; what was refused has changed nothing. During a decode: what every
+single token attends to. A difference is explained only by a hazard that was reported for that part and
+sequence; the ledger then takes over what the cells hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvsim.batch import Batch
+from kvsim.caches.composite import CompositeMemory
+from kvsim.caches.kv import KVCache
+from kvsim.context import Context
+from kvsim.errors import BatchError, CacheUsageError, KvsimError
+from kvsim.events import Event
+from kvsim.ledger import AttentionPart, Entry, Ledger, Part
+from kvsim.ledger_states import Histories
+from kvsim.memory import Memory, Snapshot
+from kvsim.models.params import RopeType
+from kvsim.ops import Op
+from kvsim.replay import Replayer
+from kvsim.testing.cache_info import CacheInfo, Config
+from kvsim.testing.ink import InkLeaves, InkNetwork, Ran, cells_of
+
+
+PREPARE = "prepare"
+"""An operation of ours beside those of the trace format: prepare the batch of a decode, and do not place it."""
+
+
+class CheckError(KvsimError):
+    """A memory differs from what it should be, and no hazard explains it."""
+
+
+@dataclass
+class Saved:
+    """A saved state: the operation that made it, the ledger's account, and hazards met while saving."""
+
+    op: Op
+    parts: dict[str, Any]
+    hazards: list[Event] = field(default_factory=list)
+
+
+class Checked:
+    """A context with ink in its rows, beside the ledger.
+
+    :meth:`perform` raises CheckError at the first difference. ``hazards`` counts the ids met, ``ops`` is the
+    log, ``raised`` whether the last operation would have ended llama.cpp, ``full`` whether it found no room.
+    """
+
+    def __init__(self, info: CacheInfo, config: Config) -> None:
+        self.info = info
+        self.config = config
+        self.histories = Histories()
+        self.network = InkNetwork(self.histories)
+        self.context = Context(
+            config.model, config.params, network=self.network, leaves=InkLeaves(sizes=config.sizes)
+        )
+        self.memory: Memory = self.context.memory
+        self.replayer = Replayer(self.context)
+        self.ledger = Ledger(parts_of(self.memory), config.model.n_pos_per_embd)
+        self.events: list[Event] = []
+        self._purged: set[str] = set()
+        self._astray: set[int] = set()
+        self.context.observe(self._listen)
+        self.hazards: dict[str, int] = {}
+        self.ops: list[Op] = []
+        self.states: dict[int, Saved] = {}
+        self.raised = False
+        self.full = False
+        self.n_seq_max = self.memory.n_seq_max
+        self.n_pos = config.model.n_pos_per_embd
+        self.n_batch = self.context.resolved.n_batch
+        self.unified = self.context.resolved.kv_unified
+        self._before = self.memory.snapshot()
+
+    def _listen(self, event: Event) -> None:
+        if event.kind == "hazard":
+            self.events.append(event)
+        elif event.kind == "purge":
+            self._purged.add(event.cache)
+
+    # -- what generators ask -------------------------------------------------------------------
+
+    def span(self, seq: int) -> tuple[int, int]:
+        if seq >= self.n_seq_max:
+            return (-1, -1)
+        lo, hi = self._before.pos[str(seq)]
+        return (lo, hi)
+
+    @property
+    def saved(self) -> Sequence[Op]:
+        return [state.op for state in self.states.values()]
+
+    # -- one operation -------------------------------------------------------------------------
+
+    def perform(self, op: Op) -> int | None:
+        """Perform and check one operation; returns what it answered (None too if llama.cpp would have ended)."""
+        self.ops.append(op)
+        self.events = []
+        self._purged = set()
+        if op.op == PREPARE:
+            self._try_batch(op)
+            return None
+        self.network.ran = []
+        first = self.network.first
+        self.raised = self.full = False
+        ret: int | None = None
+        try:
+            ret = self.replayer.apply(op.op, op.args)
+        except CacheUsageError:
+            self.raised = True
+        self.full = op.op == "decode" and ret == 1
+        self.memory.check_integrity()
+        after = self.memory.snapshot()
+        check_picture(after)
+        self._check_refusal(op, ret, after)
+        self._before = after
+        if op.op == "decode":
+            self.network.first += len(op.args["seq"])
+        if not self.raised:
+            self._enter(op, ret, first)
+        for event in self.events:
+            self.hazards[event.detail["id"]] = self.hazards.get(event.detail["id"], 0) + 1
+        self.refine()
+        return ret
+
+    def _enter(self, op: Op, ret: int | None, first: int) -> None:
+        """Enter the operation in the ledger."""
+        if op.op == "decode":
+            if ret != -1:
+                self.ledger.update()
+            for ran in self.network.ran:
+                self.ledger.place(op.args, ran.idx, first)
+                self._check_reads(ran)
+        elif op.op.startswith("state_"):
+            self._enter_state(op, ret or 0)
+        elif op.op != "seq_rm" or ret:
+            self.ledger.edit(op.op, op.args)
+            if op.op == "seq_cp" and op.args["src"] in self._astray:
+                self._astray.add(op.args["dst"])
+
+    def _check_reads(self, ran: Ran) -> None:
+        for read in ran.reads:
+            part = self.ledger.parts[read.part]
+            assert isinstance(part, AttentionPart)
+            wanted = part.visible(read.seq, read.pos, read.place)
+            if read.seen != wanted and not self._explained(read.part, read.seq):
+                raise self._failure(
+                    f"{read.part}: the token of sequence {read.seq} at position {read.pos} attends to "
+                    f"{read.seen}, the ledger says {wanted} (instance, key turned for)"
+                )
+
+    # -- saved states --------------------------------------------------------------------------
+
+    def _enter_state(self, op: Op, ret: int) -> None:
+        slot = op.args["slot"]
+        if op.op.endswith("_get"):
+            seqs = range(self.n_seq_max) if op.op == "state_get" else [op.args["seq"]]
+            parts = {name: part.save(seqs) for name, part in self.ledger.parts.items()}
+            astray = [Event("hazard", detail={"id": ASTRAY, "seq": s}) for s in self._astray & set(seqs)]
+            self.states[slot] = Saved(op, parts, self.events + astray)
+            return
+        saved = self.states[slot]
+        self.events = [*self.events, *(_carried(event, op.args.get("seq")) for event in saved.hazards)]
+        if ret == 0 or saved.op.args.get("flags") != op.args.get("flags"):
+            return
+        if op.op == "state_set":
+            self.ledger.edit("clear", {})
+            into = {s: s for s in range(self.n_seq_max)}
+        else:
+            into = {saved.op.args["seq"]: op.args["seq"]}
+        for name in state_leaves(self.memory, op.args.get("flags", 0)):
+            self.ledger.parts[name].restore(saved.parts[name], into)
+
+    def forget_state(self, slot: int) -> None:
+        """Drop a saved state, so that a long run does not keep them all."""
+        del self.states[slot], self.replayer.saved[slot]
+
+    # -- refinement ----------------------------------------------------------------------------
+
+    def refine(self) -> None:
+        """Compare every part and sequence with the ledger."""
+        for event in self.events:
+            if event.detail["id"] in LASTING:
+                self._astray.add(event.detail["seq"])
+        held: set[int] = set()
+        for name, leaf in self.memory.leaves().items():
+            if isinstance(leaf, KVCache) and name in self.ledger.parts:
+                held |= self._refine_attention(name, leaf)
+        self._astray &= held
+
+    def _refine_attention(self, name: str, leaf: KVCache) -> set[int]:
+        """Compare one attention cache. Returns the sequences it holds."""
+        part = self.ledger.parts[name]
+        assert isinstance(part, AttentionPart)
+        found = cells_of(leaf)
+        adopted = []
+        for seq in found.keys() | part.held.keys():
+            missing, extra = part.difference(seq, found.get(seq, []), rows=leaf.store is not None)
+            if not missing and not extra:
+                continue
+            if not self._explained(name, seq):
+                raise self._failure(
+                    f"{name}: sequence {seq} should hold {_text(missing)} and does not; "
+                    f"it holds {_text(extra)} and should not"
+                )
+            adopted.append(seq)
+        if adopted:
+            part.adopt(found, adopted)
+        return set(found)
+
+    def _explained(self, part: str, seq: int) -> bool:
+        return seq in self._astray or any(concerns(event, part, seq) for event in self.events)
+
+    # -- refusals ------------------------------------------------------------------------------
+
+    def _check_refusal(self, op: Op, ret: int | None, after: Snapshot) -> None:
+        refused = self.raised or (op.op == "decode" and ret == -1) or (op.op == "seq_rm" and ret == 0)
+        if refused or op.op in ("state_get", "state_seq_get"):
+            if after != self._before:
+                raise self._failure(f"{op.op} was refused or only reads, and yet changed the memory")
+        elif op.op == "decode" and ret == 1:
+            self._check_no_trace(self._before, after)
+
+    def _try_batch(self, op: Op) -> None:
+        """Prepare a batch and throw it away: nothing may have changed but what llama.cpp changes too."""
+        args = op.args
+        if args["tokens"] is None:
+            return
+        try:
+            self.context.allocator.init(
+                Batch(args["tokens"], pos=args["pos"], seq_ids=args["seq"], output=args["out"]), self.memory
+            )
+            self.memory.check_batch(self.context.allocator, False)
+            self.context.update()
+            self.ledger.update()
+            self.memory.init_batch(self.context.allocator, self.context.resolved.n_ubatch)
+        except (BatchError, CacheUsageError):
+            pass
+        after = self.memory.snapshot()
+        self._check_no_trace(self._before, after)
+        self._before = after
+        self.refine()
+
+    def _check_no_trace(self, before: Snapshot, after: Snapshot) -> None:
+        """Equal but for heads, for what the update has done, and for what a preparation does not put back:
+        purges (the ledger knows what may be missing) and cells at position -1."""
+        purged = self._purged | {event.cache for event in self.events if event.detail["id"] == UNDONE}
+        for name, streams in after.caches.items():
+            if name in purged:
+                continue
+            for old, new in zip(before.caches[name], streams, strict=True):
+                if _unturned(old["cells"]) != _unturned(new["cells"]) or old["used"] != new["used"]:
+                    raise self._failure(f"{name}: a batch that was not placed has changed the cells")
+
+    def _failure(self, text: str) -> CheckError:
+        met = ", ".join(event.detail["id"] for event in self.events) or "none"
+        return CheckError(f"after operation {len(self.ops) - 1}, {self.ops[-1]}: {text}. Hazards reported: {met}")
+
+
+def _carried(event: Event, into: int | None) -> Event:
+    """A hazard met while saving, as it concerns the sequence that the state is restored into (None: all)."""
+    detail = {"id": event.detail["id"], "seq": -1 if into is None else into}
+    return replace(event, detail=detail)
+
+
+ASTRAY = "partial-state-alone"
+LASTING = {ASTRAY}
+"""Hazards after which a sequence is held together by nothing: what comes of it cannot be told in advance, until
+it is gone from every part."""
+
+UNDONE = "undo-misses-position-minus-one"
+
+
+def parts_of(memory: Memory) -> dict[str, Part]:
+    """An empty ledger part for every leaf of a memory."""
+    parts: dict[str, Part] = {}
+    for name, leaf in memory.leaves().items():
+        if isinstance(leaf, KVCache):
+            spec = leaf.spec
+            rotates = spec.rope_type is not RopeType.NONE
+            parts[name] = AttentionPart(spec.swa_type, spec.n_swa, spec.n_stream > 1, rotates)
+    return parts
+
+
+def state_leaves(memory: Memory, flags: int) -> list[str]:
+    """The leaves that a saved state with these flags holds."""
+    if not isinstance(memory, CompositeMemory):
+        return list(memory.leaves())
+    return [leaf for _, part in memory.state_parts(flags) for leaf in state_leaves(part, flags)]
+
+
+def concerns(event: Event, part: str, seq: int) -> bool:
+    """Whether a hazard speaks of this part and sequence. One that names no sequence speaks of all."""
+    if event.cache in _LEAF_NAMES and event.cache != part:
+        return False
+    named: set[int] = set()
+    for key in ("seq", "seqs", "others", "src", "dst", "streams"):
+        value = event.detail.get(key, ())
+        named.update([value] if isinstance(value, int) else value)
+    return not named or -1 in named or seq in named
+
+
+_LEAF_NAMES = {"kv", "base", "swa", "attn", "idx", "mla", "lid", "raw.base", "raw.swa", "csa", "hca", "recurrent"}
+
+
+def check_picture(snapshot: Snapshot) -> None:
+    """What a picture says twice must agree."""
+    for name, streams in snapshot.caches.items():
+        for stream, record in enumerate(streams):
+            cells = record["cells"]
+            if record["used"] != len(cells):
+                raise CheckError(f"{name}[{stream}]: {record['used']} cells counted as used, {len(cells)} listed")
+            if not record["has_shift"] and any(cell[3] for cell in cells):
+                raise CheckError(f"{name}[{stream}]: a shift is pending, but has_shift says none")
+            if any(cell[1] == -1 and cell[3] for cell in cells):
+                raise CheckError(f"{name}[{stream}]: an empty cell has a pending shift")
+
+
+def _unturned(cells: Iterable[Sequence[Any]]) -> list[Any]:
+    return [(cell[0], cell[1], cell[2], *cell[4:]) for cell in cells]
+
+
+def _text(entries: Sequence[Entry]) -> str:
+    if not entries:
+        return "nothing"
+    return ", ".join(
+        f"position {e.pos} (instance {e.instance}, key turned for {e.turned}, {e.pending:+d} pending)"
+        for e in entries[:4]
+    ) + (f" and {len(entries) - 4} more" if len(entries) > 4 else "")

@@ -1,0 +1,163 @@
+"""Rows that say who they are, and a network that writes and reads them.
+
+Instead of keys, a row holds the number of the token instance it was made from and the position its key has
+been turned for. So what attention reads can be compared exactly, and a row that was never written, is
+stale, was zeroed or not turned is told apart from rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.batch import Ubatch
+from kvsim.caches.factory import LeafFactory
+from kvsim.caches.kv import KVCache
+from kvsim.caches.kv_view import KVView
+from kvsim.ledger import Entry
+from kvsim.ledger_states import Histories
+from kvsim.memory import IntArray, View
+from kvsim.models.cache_spec import CacheSpec
+from kvsim.models.context_params import ResolvedContext
+from kvsim.tensors.store import KVStore
+
+INK_BYTES = 8
+"""A key row begins with two int32: the instance and the position it is turned for."""
+
+
+class InkStore(KVStore):
+    """The real store, whose first layer's keys begin with ink. A turn of keys adds to the second number."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        super().__init__(spec.layers, spec.n_stream, spec.size, spec.v_trans)
+        first = self.k[spec.layers[0].il]
+        if first.shape[-1] < INK_BYTES:
+            raise ValueError(f"key rows of {first.shape[-1]} bytes are too short for {INK_BYTES} bytes of ink")
+        ink: NDArray[np.int32] = first[..., :INK_BYTES].view(np.int32)
+        self.instance, self.turned = ink[..., 0], ink[..., 1]
+
+    def apply_shift(self, shift: IntArray) -> None:
+        self.turned += shift
+
+    def write(self, rows: IntArray, instances: IntArray, pos: IntArray) -> None:
+        """Ink tokens into rows counted over all streams."""
+        stream, cell = np.divmod(rows, self.size)
+        self.instance[stream, cell] = instances
+        self.turned[stream, cell] = pos
+
+
+@dataclass(frozen=True)
+class InkLeaves(LeafFactory):
+    """Leaves with ink in their rows. ``sizes``: cells per stream, by name of the leaf, where not the model's."""
+
+    data: bool = True
+
+    def kv(self, name: str, spec: CacheSpec, ctx: ResolvedContext) -> KVCache:
+        spec = replace(spec, size=self.sizes.get(name, spec.size))
+        return KVCache(spec, name, InkStore(spec) if spec.layers else None)
+
+
+def cells_of(cache: KVCache) -> dict[int, list[Entry]]:
+    """What the cells of a cache hold for every sequence, as the ledger would write it.
+
+    Rows are read as they will be once the queued stream copies have run.
+    """
+    held: dict[int, list[Entry]] = {}
+    store = cache.store if isinstance(cache.store, InkStore) else None
+    rows = _rows_after_copies(cache, store) if store is not None else None
+    two_d = cache.spec.n_pos_per_embd >= 3
+    for stream, table in enumerate(cache.cells):
+        n = table.used_max_p1
+        pos, shift = table.pos[:n].tolist(), table.shift[:n].tolist()
+        if rows is None:
+            instance = turned = [0] * n
+        else:
+            instance, turned = (rows[stream][k][:n].tolist() for k in range(2))
+        places = list(zip(table.y[:n].tolist(), table.x[:n].tolist(), strict=True)) if two_d else None
+        masks = table.seq[0, :n].tolist()
+        more = len(table.seq) > 1
+        for i in range(n):
+            if pos[i] == -1:
+                continue
+            place = places[i] if places else (0, 0)
+            entry = Entry(pos[i], instance[i], turned[i], shift[i], place, (stream, i))
+            mask = masks[i]
+            if more:
+                for s in table.owners(i):
+                    held.setdefault(s, []).append(entry)
+                continue
+            s = 0
+            while mask:
+                if mask & 1:
+                    held.setdefault(s, []).append(entry)
+                mask >>= 1
+                s += 1
+    return held
+
+
+def _rows_after_copies(cache: KVCache, store: InkStore) -> list[tuple[IntArray, IntArray]]:
+    rows = [(store.instance[s], store.turned[s]) for s in range(store.n_stream)]
+    for src, dst in cache.pending_copies:
+        rows[dst] = rows[src]
+    return rows
+
+
+@dataclass
+class Read:
+    """What one row of a ubatch attended to in one cache: sorted (instance, turned)."""
+
+    part: str
+    seq: int
+    pos: int
+    place: tuple[int, int]
+    seen: list[tuple[int, int]]
+
+
+@dataclass
+class Ran:
+    """A ubatch that was computed: its rows' batch indices, and what they read."""
+
+    idx: list[int]
+    reads: list[Read] = field(default_factory=list)
+
+
+class InkNetwork:
+    """Writes ink instead of keys, and notes what each token attends to.
+
+    Entry ``i`` of a batch becomes instance ``first + i``; set ``first`` before each decode.
+    """
+
+    def __init__(self, histories: Histories) -> None:
+        self.histories = histories
+        self.first = 1
+        self.ran: list[Ran] = []
+
+    def run(self, ubatch: Ubatch, views: Mapping[str, View]) -> NDArray[np.float32]:
+        instances = (ubatch.idx + self.first).astype(np.int32)
+        ran = Ran(ubatch.idx.tolist())
+        for name, view in views.items():
+            if isinstance(view, KVView) and view.cache.store is not None:
+                self._attend(name, view, instances, ran)
+        self.ran.append(ran)
+        return np.zeros((ubatch.n_tokens, 1), np.float32)
+
+    def _attend(self, name: str, view: KVView, instances: IntArray, ran: Ran) -> None:
+        store, ubatch = view.cache.store, view.ubatch
+        assert isinstance(store, InkStore)
+        store.write(view.k_idxs(), instances, ubatch.pos0)
+        if not view.cache.has_mask:
+            return
+        mask = view.mask().tolist()
+        pos = ubatch.pos0.tolist()
+        two_d = ubatch.n_pos >= 3
+        per_stream = ubatch.n_tokens // view.n_stream
+        for local, stream in enumerate(view.slot.strm):
+            n = view.n_kv
+            pairs = list(zip(store.instance[stream, :n].tolist(), store.turned[stream, :n].tolist(), strict=True))
+            for i in range(local * per_stream, (local + 1) * per_stream):
+                seen = sorted([pair for pair, visible in zip(pairs, mask[i], strict=True) if visible])
+                place = (int(ubatch.pos[1, i]), int(ubatch.pos[2, i])) if two_d else (0, 0)
+                ran.reads.append(Read(name, ubatch.seq_ids[i][0], pos[i], place, seen))
