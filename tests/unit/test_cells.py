@@ -247,7 +247,13 @@ def test_r21_undoing_a_placement_leaves_it_used_without_a_sequence() -> None:
 
 @pytest.mark.parametrize(
     ("field", "cell", "value", "rule"),
-    [("pos", 0, -1, "I1"), ("pos", 0, 5, "I2"), ("shift", 7, 1, "I4"), ("seq", (0, 7), 1, "I3"), ("seq", (0, 0), 2, "carry")],
+    [
+        ("pos", 0, -1, "I1"),
+        ("pos", 0, 5, "I2"),
+        ("shift", 7, 1, "I4"),
+        ("seq", (0, 7), 1, "I3"),
+        ("seq", (0, 0), 2, "carry"),
+    ],
 )
 def test_integrity_notices_a_changed_field(field: str, cell: Any, value: int, rule: str) -> None:
     t = table((0, 0, (0,)), (1, 1, (0,)))
@@ -275,7 +281,9 @@ def free_cells(naive: NaiveCells, start: int, n: int) -> list[int]:
     return [i for i in order if naive.cells[i].pos == -1][:n]
 
 
-def both_place(fast: CellTable, naive: NaiveCells, cells: list[int], pos: list[int], ids: list[tuple[int, ...]]) -> None:
+def both_place(
+    fast: CellTable, naive: NaiveCells, cells: list[int], pos: list[int], ids: list[tuple[int, ...]]
+) -> None:
     fast.place(ints(*cells), ints(*pos), ids)
     naive.place(cells, pos, ids)
 
@@ -333,7 +341,11 @@ def listed(arrays: tuple[Any, ...]) -> list[list[int]]:
 
 def assert_same(fast: CellTable, naive: NaiveCells) -> None:
     assert fast.rows() == naive.rows()
-    assert (fast.used, fast.used_max_p1, fast.has_shift) == (len(naive.used), naive.used_max_p1, naive.has_shift)
+    assert (fast.used, fast.used_max_p1, fast.has_shift) == (
+        len(naive.used),
+        naive.used_max_p1,
+        naive.has_shift,
+    )
     for field in ("pos", "shift", "tok", "x", "y"):
         assert getattr(fast, field).tolist() == [getattr(cell, field) for cell in naive.cells], field
     for s in SEQS:
