@@ -9,6 +9,9 @@ quants, byte j holds value j in its low half and value j+16 in its high half::
 One small numpy implementation serves all types. ``gguf.quants`` has no iq4_nl encoder, and is an optional
 dependency that the caches must not need. Sizes of rows: :mod:`kvsim.models.cache_types`.
 
+numpy starts anew on every row of a view, which costs more than 32 values do. So quants are gathered into
+one run first, and nibbles move as 64-bit words, a block being four of them.
+
 Upstream: ``ggml/src/ggml-quants.c: quantize_row_*_ref``, ``dequantize_row_*``.
 Left out: the quantisers' importance matrix (caches never use one).
 """
@@ -21,6 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvsim.models.cache_types import cache_type
+from kvsim.tensors.half import float_to_half, half_to_float
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -82,11 +86,11 @@ def _decode_bf16(raw: U8) -> F32:
 
 
 def _half(scale: F32) -> U8:
-    return _bytes_of(scale.astype(np.float16))
+    return float_to_half(scale).view(np.uint8)
 
 
 def _unhalf(raw: U8) -> F32:
-    return np.ascontiguousarray(raw).view(np.float16).astype(np.float32)
+    return half_to_float(np.ascontiguousarray(raw).view(np.uint16))
 
 
 def _inverse(d: F32) -> F32:
@@ -94,43 +98,75 @@ def _inverse(d: F32) -> F32:
 
 
 def _nibbles(q: U8) -> U8:
-    low = q & np.uint8(15)
-    return low[..., :16] | low[..., 16:] << np.uint8(4)
+    """Pack quants ``uint8[..., 32]``, of which the low 4 bits count, into ``uint8[..., 16]``."""
+    words = (q & np.uint8(15)).view(np.uint64)
+    packed = np.empty((*q.shape[:-1], 2), np.uint64)
+    for half in range(2):
+        np.left_shift(words[..., 2 + half], 4, out=packed[..., half])
+        np.bitwise_or(packed[..., half], words[..., half], out=packed[..., half])
+    return packed.view(np.uint8)
 
 
 def _unnibble(raw: U8) -> U8:
-    return np.concatenate([raw & np.uint8(15), raw >> np.uint8(4)], axis=-1)
+    packed = np.ascontiguousarray(raw).view(np.uint64)
+    words = np.empty((*raw.shape[:-1], 4), np.uint64)
+    words[..., :2] = packed
+    np.right_shift(packed, 4, out=words[..., 2:])
+    q = words.view(np.uint8)
+    return np.bitwise_and(q, np.uint8(15), out=q)
 
 
 def _fifth_bits(q: U8) -> U8:
-    return np.packbits(q >> np.uint8(4), axis=-1, bitorder="little")
+    packed = np.packbits(q.reshape(-1) >> np.uint8(4), bitorder="little")
+    return packed.reshape(*q.shape[:-1], 4)
 
 
 def _unfifth(raw: U8) -> U8:
-    return np.unpackbits(raw, axis=-1, bitorder="little") << np.uint8(4)
+    bits = np.unpackbits(np.ascontiguousarray(raw).reshape(-1), bitorder="little")
+    return (bits << np.uint8(4)).reshape(*raw.shape[:-1], 32)
+
+
+def _scaled(q: NDArray[np.generic], d: F32, offset: int = 0) -> F32:
+    """``(q - offset) * d`` for quants ``[..., 32]`` of whole numbers."""
+    values = np.ascontiguousarray(q).astype(np.float32)
+    if offset:
+        np.subtract(values, np.float32(offset), out=values)
+    return np.multiply(values, d, out=values)
 
 
 def _largest(x: F32) -> F32:
     """The value of largest magnitude of each block, with its sign; the first if there are several."""
-    at = np.abs(x).argmax(axis=-1, keepdims=True)
-    largest: F32 = np.take_along_axis(x, at, axis=-1)
-    return largest + np.float32(0)  # an all-zero block has +0, whatever the signs
+    return _pick(x, np.abs(x).argmax(axis=-1)) + np.float32(0)  # a block of zeros has +0, whatever the signs
+
+
+def _pick(x: F32, at: NDArray[np.intp]) -> F32:
+    """One value of each block, ``[..., 1]``."""
+    flat = np.ascontiguousarray(x).reshape(-1)
+    picked: F32 = flat[np.arange(0, flat.size, x.shape[-1]) + at.reshape(-1)]
+    return picked.reshape(*at.shape, 1)
 
 
 # -- encoders: blocks [..., 32] -> bytes -----------------------------------------------------------
 
 
 def _encode_q8_0(x: F32) -> U8:
-    d = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
-    q = np.rint(x * _inverse(d)).astype(np.int8)
+    d: F32 = np.divide(np.abs(_largest(x)), np.float32(127))
+    scaled = x * _inverse(d)
+    q = np.rint(scaled, out=scaled).astype(np.int8)
     return np.concatenate([_half(d), q.view(np.uint8)], axis=-1)
+
+
+def _quants(top: int, scaled: F32, offset: int) -> U8:
+    """Quants ``scaled + offset``, halves rounded up, at most ``top``; overwrites ``scaled``."""
+    np.add(scaled, np.float32(offset + 0.5), out=scaled)
+    return np.minimum(scaled, np.float32(top), out=scaled).astype(np.uint8)
 
 
 def _encode_signed(x: F32, bits: int) -> U8:
     """q4_0 and q5_0: the value of largest magnitude becomes the lowest quant."""
     middle = 1 << (bits - 1)
     d = _largest(x) / np.float32(-middle)
-    q = np.minimum(x * _inverse(d) + np.float32(middle + 0.5), 2 * middle - 1).astype(np.uint8)
+    q = _quants(2 * middle - 1, x * _inverse(d), middle)
     return np.concatenate([_half(d), *([_fifth_bits(q)] if bits == 5 else []), _nibbles(q)], axis=-1)
 
 
@@ -138,10 +174,10 @@ def _encode_affine(x: F32, bits: int) -> U8:
     """q4_1 and q5_1: quants run from the minimum to the maximum."""
     top = (1 << bits) - 1
     # The first smallest and largest value: of -0 and +0, which are equal, the sign of the first counts.
-    low = np.take_along_axis(x, x.argmin(axis=-1, keepdims=True), axis=-1)
-    high = np.take_along_axis(x, x.argmax(axis=-1, keepdims=True), axis=-1)
+    low, high = _pick(x, x.argmin(axis=-1)), _pick(x, x.argmax(axis=-1))
     d = (high - low) / np.float32(top)
-    q = np.minimum((x - low) * _inverse(d) + np.float32(0.5), top).astype(np.uint8)
+    above = x - low
+    q = _quants(top, np.multiply(above, _inverse(d), out=above), 0)
     fifth = [_fifth_bits(q)] if bits == 5 else []
     return np.concatenate([_half(d), _half(low), *fifth, _nibbles(q)], axis=-1)
 
@@ -217,11 +253,11 @@ _DECODERS: dict[str, Callable[[U8], F32]] = {
     "f32": lambda raw: raw.view(np.float32),
     "f16": _unhalf,
     "bf16": _decode_bf16,
-    "q8_0": lambda raw: raw[..., 2:].view(np.int8) * _unhalf(raw[..., :2]),
-    "q4_0": lambda raw: (_unnibble(raw[..., 2:]) - np.float32(8)) * _unhalf(raw[..., :2]),
-    "q4_1": lambda raw: _unnibble(raw[..., 4:]) * _unhalf(raw[..., :2]) + _unhalf(raw[..., 2:4]),
-    "q5_0": lambda raw: (_five_bits(raw[..., 2:]) - np.float32(16)) * _unhalf(raw[..., :2]),
-    "q5_1": lambda raw: _five_bits(raw[..., 4:]) * _unhalf(raw[..., :2]) + _unhalf(raw[..., 2:4]),
+    "q8_0": lambda raw: _scaled(raw[..., 2:].view(np.int8), _unhalf(raw[..., :2])),
+    "q4_0": lambda raw: _scaled(_unnibble(raw[..., 2:]), _unhalf(raw[..., :2]), 8),
+    "q4_1": lambda raw: _scaled(_unnibble(raw[..., 4:]), _unhalf(raw[..., :2])) + _unhalf(raw[..., 2:4]),
+    "q5_0": lambda raw: _scaled(_five_bits(raw[..., 2:]), _unhalf(raw[..., :2]), 16),
+    "q5_1": lambda raw: _scaled(_five_bits(raw[..., 4:]), _unhalf(raw[..., :2])) + _unhalf(raw[..., 2:4]),
     "iq4_nl": lambda raw: IQ4_NL_CODES[_unnibble(raw[..., 2:])] * _unhalf(raw[..., :2]),
 }
 

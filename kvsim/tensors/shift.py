@@ -2,8 +2,9 @@
 
 Every row is treated, also of empty and unmoved cells, as llama.cpp does: with a magnitude other than 1
 all keys grow, and quantised rows are decoded, un-spread (Hadamard), turned, spread and encoded again.
-Rows go through a buffer of a few cells that stays in the processor's cache; cells of one shift, which
-lie together, share one table of angles.
+What needs no work is passed over: rows that turning by 0 leaves as they are, and blocks of nothing but
+zeros, of which one row is turned for all. The rest goes through buffers of a few cells that stay in the
+processor's cache; cells of one shift, which lie together, share one table of angles.
 
 Upstream: ``src/llama-kv-cache.cpp: build_rope_shift, build_graph_shift``.
 Left out: partial rotation of quantised rows, which llama.cpp's CPU backend cannot do either.
@@ -23,13 +24,14 @@ from kvsim.memory import IntArray
 from kvsim.models.cache_types import CacheType
 from kvsim.tensors.codecs import U8, decode, encode
 from kvsim.tensors.hadamard import hadamard
-from kvsim.tensors.rope import Rope
+from kvsim.tensors.rope import Rope, pair_views, rope
 
 Floats = NDArray[np.floating]
-Turn = Callable[[Floats], None]
+Turn = Callable[[Floats], Floats]
+"""Turns the keys of some cells, ``[n, n_head, head_size]``; may overwrite them."""
 
-BLOCK_BYTES = 1 << 19
-"""Size of the float32 buffer: a share of the second-level cache."""
+BLOCK_BYTES = 1 << 18
+"""Size of a float32 buffer: a share of the second-level cache."""
 
 _SIGN_AND_INFINITY = {"f32": (0x8000_0000, 0x7F80_0000), "f16": (0x8000, 0x7C00), "bf16": (0x8000, 0x7F80)}
 
@@ -72,26 +74,38 @@ class KeyShift:
         for at in range(0, len(rows), step):
             block, by = rows[at : at + step], shift[at : at + step]
             first = int(by[0])
-            uniform = bool((by == first).all())
-            if self.kind.is_quantized and self._holds_nothing(block):
-                block[...] = self._zero_row()
-            elif not uniform:
-                self._turn_block(block, self._turn_by(by))
+            if not bool((by == first).all()):
+                self._turn_mixed(block, by)
             elif first != 0 or not self._identity_changes_nothing(block):
                 if first not in known:
                     known[first] = self._turn_by(by[:1])
-                self._turn_block(block, known[first])
+                self._turn_alike(block, known[first])
 
-    def _turn_by(self, shift: IntArray) -> Turn:
-        precision = np.float32 if self.kind.name == "f32" else np.float64
-        return turn_by(self.rope, shift, self.n_head, np.dtype(precision))
+    def _turn_mixed(self, block: U8, by: IntArray) -> None:
+        """Each row by its own shift."""
+        moved = np.flatnonzero(by)
+        if self._identity_changes_nothing(block[by == 0]):
+            rows = block[moved]
+            self._turn_block(rows, self._turn_by(by[moved]))
+            block[moved] = rows
+        else:
+            self._turn_block(block, self._turn_by(by))
 
-    def _zero_row(self) -> U8:
-        return encode(self.kind.name, np.zeros(self.n_head * self.head_size, np.float32))
+    def _turn_alike(self, block: U8, turn: Turn) -> None:
+        """All rows by one shift. Rows of nothing become what one of them becomes."""
+        if not self._holds_nothing(block):
+            self._turn_block(block, turn)
+        else:
+            row = block[:1].copy()
+            self._turn_block(row, turn)
+            block[...] = row
 
     def _holds_nothing(self, block: U8) -> bool:
-        """Whether no row was ever written: then all become the encoding of zeros, however they turn."""
-        return not block.any() or bool((block == self._zero_row()).all())
+        """Whether no row was ever written: zero bytes, or, once quantised rows were turned, their zeros."""
+        if self.kind.is_quantized and not block.any():
+            return True
+        zeros = encode(self.kind.name, np.zeros(self.n_head * self.head_size, np.float32))
+        return bool((block == zeros).all())
 
     def _identity_changes_nothing(self, block: U8) -> bool:
         """Turning by 0 leaves floats alone, bit for bit, unless there are negative zeros (0 * -x is -0),
@@ -102,54 +116,64 @@ class KeyShift:
         sign, infinity = _SIGN_AND_INFINITY[self.kind.name]
         return not bool((bits == sign).any()) and int((bits & (sign - 1)).max(initial=0)) < infinity
 
+    def _turn_by(self, shift: IntArray) -> Turn:
+        """What turns cells by ``shift``: n values, or one for any number of cells."""
+        if not self.kind.is_quantized:
+            precision = np.float32 if self.kind.name == "f32" else np.float64
+            return turn_by(self.rope, shift, self.n_head, precision)
+        if len(shift) == 1:
+            # spread, turn, spread is linear: one matrix, found by doing it to the unit vectors
+            units = np.eye(self.head_size)
+            matrix = hadamard(
+                rope(hadamard(units, self.n_rot_k), np.full(len(units), shift[0]), self.rope), self.n_rot_k
+            )
+            return lambda heads: heads.reshape(-1, self.head_size) @ matrix
+        turn = turn_by(self.rope, shift, self.n_head, np.float64)
+        return lambda heads: hadamard(turn(hadamard(heads, self.n_rot_k)), self.n_rot_k)
+
     def _turn_block(self, block: U8, turn: Turn) -> None:
-        if self.kind.name == "f32":
-            turn(self._heads(block.view(np.float32)))
-            return
-        # In float64, so that the one rounding that counts, the last, comes out as recorded.
-        values: Floats = decode(self.kind.name, block).astype(np.float64)
-        if self.kind.is_quantized:
-            values = hadamard(values, self.n_rot_k)
-        turn(self._heads(values))
-        if self.kind.is_quantized:
-            values = hadamard(values, self.n_rot_k)
-        block[...] = encode(self.kind.name, values)
-
-    def _heads(self, values: Floats) -> Floats:
-        return values.reshape(len(values), self.n_head, self.head_size)
+        shape = len(block), self.n_head, self.head_size
+        with np.errstate(invalid="ignore"):  # a row may hold infinities
+            if self.kind.name == "f32":
+                turn(block.view(np.float32).reshape(shape))
+                return
+            # In float64, so that the one rounding that counts, the last, comes out as recorded.
+            turned = turn(decode(self.kind.name, block).astype(np.float64).reshape(shape))
+        block[...] = encode(self.kind.name, turned.reshape(len(block), -1))
 
 
-def turn_by(rope: Rope, shift: IntArray, n_head: int, precision: np.dtype[np.floating]) -> Turn:
-    """What turns ``heads[n, n_head, head_size]`` in place by ``shift`` (n values, or one for all)."""
-    cos, sin = rope.cos_sin(shift)
-    width = slice(rope.offset, rope.offset + rope.n_rot)
+def turn_by(params: Rope, shift: IntArray, n_head: int, precision: type[np.floating]) -> Turn:
+    """What turns heads of some precision in place by ``shift``: n values, or one for any number of cells."""
+    distinct, which = np.unique(shift, return_inverse=True)
+    cos, sin = (table.astype(precision)[which][:, None] for table in params.cos_sin(distinct))
+    width = slice(params.offset, params.offset + params.n_rot)
 
-    def for_heads(*parts: NDArray[Any]) -> NDArray[Any]:
+    def for_heads(table: NDArray[Any]) -> NDArray[Any]:
         """A table repeated for every head, so that whole rows multiply in one run."""
-        return np.repeat(np.concatenate(parts, axis=-1)[:, None], n_head, axis=1)
+        return np.repeat(table, n_head, axis=1)
 
-    if not rope.pairs_halves:
+    if not params.pairs_halves:
         # A pair of neighbours is a complex number: one multiplication, in one pass.
-        complex_type = np.result_type(precision, np.complex64)
-        factor = for_heads(cos + 1j * sin).astype(complex_type)
+        factor = for_heads(cos + np.complex64(1j) * sin)
 
-        def turn_neighbours(heads: Floats) -> None:
-            pairs = heads[..., width].view(complex_type)
-            with np.errstate(invalid="ignore"):  # a row may hold infinities
-                np.multiply(pairs, factor, out=pairs)
+        def turn_neighbours(heads: Floats) -> Floats:
+            pairs = heads[..., width].view(factor.dtype)
+            np.multiply(pairs, factor, out=pairs)
+            return heads
 
         return turn_neighbours
 
-    # x = x * (cos, cos) + swapped halves of x * (-sin, sin), in three passes.
-    straight = for_heads(cos, cos).astype(precision)
-    across = for_heads(-sin, sin).astype(precision).reshape(-1, n_head, 2, rope.n_rot // 2)
+    # x = x * (cos, cos) + swapped halves of x * (-sin, sin), each pass over whole rows.
+    straight = for_heads(np.concatenate([cos, cos], axis=-1))
+    across = for_heads(np.concatenate([-sin, sin], axis=-1))
 
-    def turn_halves(heads: Floats) -> None:
+    def turn_halves(heads: Floats) -> Floats:
         part = heads[..., width]
-        halves = part.reshape(len(heads), n_head, 2, rope.n_rot // 2)  # a view
-        with np.errstate(invalid="ignore"):
-            crossed = halves[:, :, ::-1] * across
-            np.multiply(part, straight, out=part)
-            np.add(halves, crossed, out=halves)
+        first, second = pair_views(heads, params)
+        swapped = np.concatenate([second, first], axis=-1)
+        np.multiply(swapped, across, out=swapped)
+        np.multiply(part, straight, out=part)
+        np.add(part, swapped, out=part)
+        return heads
 
     return turn_halves
