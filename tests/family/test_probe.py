@@ -92,8 +92,13 @@ def test_every_memory_has_a_model() -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(
     "asked",
-    [{}, {"kv_unified": True}, {"kv_unified": True, "flash_attn": True, "type_k": "f16", "type_v": "f16"}],
-    ids=["streams", "unified", "unified-flash-f16"],
+    [
+        {},
+        {"kv_unified": True},
+        {"kv_unified": True, "flash_attn": True, "type_k": "f16", "type_v": "f16"},
+        {"flash_attn": True, "type_k": "q8_0", "type_v": "q8_0"},
+    ],
+    ids=["streams", "unified", "unified-flash-f16", "streams-flash-q8_0"],
 )
 def test_pieces_between_another_sequence_equal_one_piece(name: str, asked: dict[str, Any]) -> None:
     want = alone(MODELS[name], TOKENS, **asked)
@@ -167,6 +172,19 @@ def test_a_copy_goes_on_as_the_original(name: str, kv_unified: bool) -> None:
     ctx.memory.seq_cp(0, 1, -1, -1)
     decode(ctx, [0], OTHER[:6], 14)
     assert_same(decode(ctx, [1], TOKENS[14:20], 14), alone(MODELS[name], TOKENS[:20])[14:])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
+def test_a_restored_sequence_goes_on_as_the_saved_one(name: str, kv_unified: bool) -> None:
+    """Saved, and restored as another sequence into other cells of a fresh context."""
+    ctx = context(MODELS[name], kv_unified=kv_unified)
+    decode(ctx, [0], TOKENS[:14], 0)
+    saved = ctx.state_seq_get(0)
+    fresh = context(MODELS[name], kv_unified=kv_unified)
+    decode(fresh, [0], OTHER[:5], 0)
+    assert fresh.state_seq_set(saved, 1) == len(saved)
+    assert_same(decode(fresh, [1], TOKENS[14:20], 14), alone(MODELS[name], TOKENS[:20])[14:])
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if "qwen4exp" not in n and "recurrent" not in n])
