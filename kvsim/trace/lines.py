@@ -35,7 +35,7 @@ def read_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             line = stream.readline(MAX_LINE + 1)
             if not line:
                 return
-            yield number, parse_line(line)
+            yield number, parse_line(line, HEADER if number == 1 else OPERATION)
         except EOFError:
             raise TraceError("the gzip stream ends early: the file is cut off", path, number) from None
         except (OSError, zlib.error) as error:
@@ -44,12 +44,12 @@ def read_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             raise TraceError(error.reason, path, number) from None
 
 
-def parse_line(line: bytes) -> Any:
+def parse_line(line: bytes, decoder: json.JSONDecoder) -> Any:
     """The value of one line. Raises TraceError, without a place."""
     if len(line) > MAX_LINE:
         raise TraceError(f"the line is longer than {MAX_LINE >> 20} MiB")
     try:
-        return _DECODER.decode(line.decode("utf-8"))
+        return decoder.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise TraceError(f"byte {error.start + 1} of the line is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -75,4 +75,9 @@ def _finite(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+def _refuse_fraction(text: str) -> float:
+    raise TraceError(f"{text[:40]} is not a whole number; operations hold no others")
+
+
+HEADER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+OPERATION = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_refuse_fraction)

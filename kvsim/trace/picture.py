@@ -6,9 +6,10 @@ Whether a picture is *right* is not: a trace may well show a cache with a fault.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from itertools import chain, pairwise
-from operator import lt
+from operator import eq, lt
 from typing import Any
 
 from kvsim.errors import TraceError
@@ -64,13 +65,16 @@ _SLOT: Table = {"strm": INTS, "idxs": LIST}
 # -- after ------------------------------------------------------------------------------------
 
 
-def check_picture(after: Any, header: Header) -> None:
-    """Check an ``after`` that is not null. Raises TraceError, without a place."""
+def check_picture(after: Any, header: Header, before: dict[str, Any] | None = None) -> None:
+    """Check an ``after`` that is not null. Raises TraceError, without a place.
+
+    ``before`` is the checked picture before it: cells that are in both need no second look.
+    """
     check_record(after, _AFTER, "after", _AFTER_OPTIONAL)
     check_keys(after, {*_AFTER, *_AFTER_OPTIONAL}, "after")
     check_names(after["caches"], header.caches, "after.caches")
     for name, streams in after["caches"].items():
-        _check_streams(streams, header, name)
+        _check_streams(streams, header, name, before["caches"][name] if before else None)
     if (after["recurrent"] is None) != (header.config["recurrent"] is None):
         raise TraceError("after.recurrent is there or missing against what config.recurrent says")
     if after["recurrent"] is not None:
@@ -81,7 +85,7 @@ def check_picture(after: Any, header: Header) -> None:
     _check_extras(after, header)
 
 
-def _check_streams(streams: Any, header: Header, name: str) -> None:
+def _check_streams(streams: Any, header: Header, name: str, before: list[dict[str, Any]] | None) -> None:
     cache = header.caches[name]
     n_stream, size = cache["n_stream"], cache["size"]
     # a cache with several streams knows the configured sequences only, a unified one all of them
@@ -95,7 +99,15 @@ def _check_streams(streams: Any, header: Header, name: str) -> None:
         check_keys(stream, _STREAM, where)
         for key in ("head", "used"):
             integer(0, size).check(stream[key], f"{where}.{key}")
-        check_cells(stream["cells"], size, n_seq, f"{where}.cells")
+        same = _equal_start(stream["cells"], before[s]["cells"]) if before else 0
+        # the last equal one is looked at again: the next must come after it
+        check_cells(stream["cells"][max(same - 1, 0) :], size, n_seq, f"{where}.cells")
+
+
+def _equal_start(cells: list[Any], before: list[Any]) -> int:
+    """How many cells two lists have in common before they part."""
+    same = list(map(eq, cells, before))
+    return same.index(False) if False in same else len(same)
 
 
 def check_cells(cells: list[Any], size: int, n_seq: int, where: str) -> None:
@@ -118,8 +130,8 @@ def check_cells(cells: list[Any], size: int, n_seq: int, where: str) -> None:
 
 def _check_tuples(rows: list[Any], length: int, where: str) -> None:
     if set(map(type, rows)) != {list} or set(map(len, rows)) != {length}:
-        bad = next(i for i, row in enumerate(rows) if type(row) is not list or len(row) != length)
-        raise TraceError(f"{where}[{bad}] must be a list of {length} values")
+        bad = next(row for row in rows if type(row) is not list or len(row) != length)
+        raise TraceError(f"{where} has {reprlib.repr(bad)}, must be lists of {length} values")
 
 
 def _check_owners(owners: Sequence[Any], n_seq: int, where: str) -> None:

@@ -108,7 +108,7 @@ class _Reader:
     def __init__(self, header: Header) -> None:
         self.header = header
         self.count = 0
-        self._after: dict[str, Any] = {}
+        self._after: dict[str, Any] | None = None
         self._slots: set[int] = set()
 
     def read(self, line: Any) -> Step:
@@ -116,13 +116,14 @@ class _Reader:
         self._check_order(line)
         self._check_slot(line)
         if line["after"] is not None:
-            check_picture(line["after"], self.header)
+            check_picture(line["after"], self.header, self._after)
             self._after = line["after"]
         ubatches = None
         if line["op"] == "decode":
             ubatches = line.get("ubatches")
             check_ubatches(ubatches, len(line["args"]["seq"]), self.header)
         self.count += 1
+        assert self._after is not None  # operation 0 has a picture
         carried = (*EXTRA.get(line["op"], ()), *OPTIONAL_EXTRA.get(line["op"], ()))
         extra = {key: line[key] for key in carried if key in line}
         return Step(line["i"], line["op"], line["args"], line["ret"], ubatches, self._after, extra)

@@ -5,6 +5,7 @@ import itertools
 import json
 import tracemalloc
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from trace_samples import DSV4, HYBRID, ISWA, KV, SMALL, Lines, as_bytes, first, lines_of, refusal
@@ -89,7 +90,12 @@ FILES = {
     "not UTF-8": (HEADER + b'\n{"op": "\xff"}\n', 2, "byte 9 of the line is not UTF-8"),
     "NaN": (HEADER + b'\n{"i": NaN}\n', 2, "not JSON: NaN is not a number"),
     "minus infinity": (HEADER + b'\n{"i": -Infinity}\n', 2, "not JSON: -Infinity is not a number"),
-    "infinite float": (HEADER + b'\n{"i": 1e999}\n', 2, "the number 1e999 is too large"),
+    "infinite float": (
+        HEADER + b'\n{"i": 1e999}\n',
+        2,
+        "1e999 is not a whole number; operations hold no others",
+    ),
+    "infinite float in the header": (b'{"kvtrace": 1e999}\n', 1, "the number 1e999 is too large"),
     "endless integer": (HEADER + b'\n{"i": ' + b"9" * 5000 + b"}\n", 2, "not JSON: Exceeds the limit"),
     "nested brackets": (HEADER + b"\n" + b"[" * 100_000 + b"\n", 2, "brackets are nested too deeply"),
     "nested objects": (b'{"kvtrace":' * 100_000, 1, "brackets are nested too deeply"),
@@ -281,7 +287,10 @@ OPERATIONS = {
         "seq_rm args.p0 is '0', must be an int",
     ),
     "argument as truth": (of("seq_rm", lambda x: x["args"].update(p0=True)), "seq_rm args.p0 is True"),
-    "argument as float": (of("seq_rm", lambda x: x["args"].update(p0=1.0)), "seq_rm args.p0 is 1.0"),
+    "argument as float": (
+        of("seq_rm", lambda x: x["args"].update(p0=1.0)),
+        "1.0 is not a whole number; operations hold no others",
+    ),
     "too large": (of("seq_rm", lambda x: x["args"].update(p0=2**31)), "seq_rm args.p0 is 2147483648"),
     "return value": (of("seq_rm", lambda x: x.update(ret=2)), "seq_rm.ret is 2, must be one of 0, 1"),
     "null returned": (of("seq_cp", lambda x: x.update(ret=0)), "seq_cp.ret is 0, must be one of None"),
@@ -340,7 +349,7 @@ OPERATIONS = {
     ),
     "cell index": (cells(lambda c: c[-1].__setitem__(0, 256)), "cells has a cell index outside 0..255"),
     "cell order": (cells(lambda c: c[1].__setitem__(0, 0)), "cells: cell 0 comes twice or out of order"),
-    "cell length": (cells(lambda c: c[0].pop()), "cells[0] must be a list of 7 values"),
+    "cell length": (cells(lambda c: c[0].pop()), "], must be lists of 7 values"),
     "cell position": (
         cells(lambda c: c[0].__setitem__(1, None)),
         "cells has a pos that is not a 32-bit integer",
@@ -418,6 +427,34 @@ def test_operation_that_cannot_be(name):
     assert reason in error.reason
     assert error.line == wrong + 1
     assert len(error.reason) < 400
+
+
+LATER_CELLS = {
+    "after the equal ones": (lambda c: c[-1].__setitem__(1, "0"), "has a pos that is not a 32-bit integer"),
+    "in the middle": (lambda c: c[len(c) // 2].__setitem__(2, [9]), "a sequence outside 0..7"),
+    "first": (lambda c: c[0].__setitem__(0, -1), "has a cell index outside 0..255"),
+    "last one again": (lambda c: c.append(c[-1]), "comes twice or out of order"),
+    "out of order": (lambda c: c.append([0, *c[-1][1:]]), "cell 0 comes twice or out of order"),
+}
+
+
+@pytest.mark.parametrize("name", LATER_CELLS)
+def test_cells_of_a_picture_that_resembles_the_one_before_are_checked(name):
+    change, reason = LATER_CELLS[name]
+    lines = lines_of(KV)
+    pictures = [x["after"]["caches"]["kv"] for x in lines[1:] if x["after"]]
+    change(
+        next(new[s]["cells"] for old, new in pairwise(pictures) for s in range(8) if resemble(old[s], new[s]))
+    )
+    error = refusal(as_bytes(lines))
+    assert error is not None
+    assert reason in error.reason
+
+
+def resemble(old, new):
+    """Whether a stream only got more cells."""
+    n = len(old["cells"])
+    return 2 < n < len(new["cells"]) and old["cells"] == new["cells"][:n]
 
 
 OTHER_MEMORIES = {
