@@ -153,7 +153,7 @@ class Context:
         except BatchError as err:
             return self._fail(BAD_BATCH, str(err), batch=err)
         self._check_size(self.allocator.n_tokens)
-        memory.check_batch(self.allocator, output_all)
+        memory.check_batch(self.allocator, self.resolved.n_ubatch, output_all)
         self.update()
         prepared = self._prepare(output_all)
         if prepared is None:

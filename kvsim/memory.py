@@ -7,11 +7,12 @@ Names are llama.cpp's without the prefix (``src/llama-memory.h``). A *leaf* hold
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,8 +181,14 @@ class Memory(ABC):
     def init_update(self, optimize: bool = False) -> MemoryContext:
         """Collect pending work (stream copies, K-shift, state drops); NO_UPDATE if there is none."""
 
-    def check_batch(self, batch: BatchAllocator, output_all: bool) -> None:
+    def check_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> None:
         """Raise CacheUsageError for a valid batch on which llama.cpp would end, before anything changes."""
+
+    def copy_metadata(self) -> Self:
+        """A copy to try things on: the cells, without the rows behind them and without observer."""
+        leaves = self.leaves().values()
+        left_out = [self.observer, *(leaf.observer for leaf in leaves), *(leaf.store for leaf in leaves)]
+        return copy.deepcopy(self, {id(part): None for part in left_out})
 
     def init_full(self) -> None:
         """Called where llama.cpp makes a context over the whole memory to reserve its graph."""

@@ -9,7 +9,6 @@ the cells are read and move only at the end, so that a refused state changes no 
 
 from __future__ import annotations
 
-import copy
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -267,9 +266,7 @@ def load_sequence_file(memory: Memory, seq: int, path: Path) -> list[int]:
 
 def _rehearse(memory: Memory, load: Callable[[Memory], object]) -> None:
     """Try the restore on a copy of the metadata: whatever it raises leaves the original as it was."""
-    leaves = memory.leaves().values()
-    left_out = [memory.observer, *(leaf.observer for leaf in leaves), *(leaf.store for leaf in leaves)]
-    load(copy.deepcopy(memory, {id(part): None for part in left_out}))
+    load(memory.copy_metadata())
 
 
 def _storage(device: DeviceStates | None) -> DeviceStates:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from kvsim.batch import BatchAllocator
 from kvsim.caches.composite import CompositeMemory, Split
+from kvsim.caches.dsa_selection import check_selection
 from kvsim.caches.iswa import WindowPair
 from kvsim.caches.kv import KVCache
 
@@ -37,6 +38,10 @@ class DSACache(CompositeMemory):
     def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
         yield stream_split(batch, n_ubatch, self.mla.n_stream)
 
+    def check_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> None:
+        """Refuse what could select cells that ``mla`` does not have."""
+        check_selection(self, "mla", "lid", batch, n_ubatch, output_all)
+
 
 def stream_split(batch: BatchAllocator, n_ubatch: int, n_stream: int) -> Split:
     """One stream takes the simple split, several take equal ones of consecutive sequences."""
@@ -58,3 +63,6 @@ class DSAISWACache(WindowPair):
         self.full = dsa.mla
         self.swa = swa
         self.unified = unified
+
+    def check_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> None:
+        check_selection(self, "mla", "lid", batch, n_ubatch, output_all)

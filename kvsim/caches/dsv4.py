@@ -75,7 +75,7 @@ class DSV4Cache(CompositeMemory):
             tail = self.n_rs_seq + 1 if self.n_rs_seq else 0
             yield lambda: batch.split_equal(n_ubatch, sequential=several, n_keep_tail=tail)
 
-    def check_batch(self, batch: BatchAllocator, output_all: bool) -> None:
+    def check_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> None:
         """Refuse what ends llama.cpp: while splitting, while planning, or in the graph."""
         if output_all:
             raise CacheUsageError(

@@ -38,7 +38,7 @@ class HybridBase(CompositeMemory):
             tail = self.recurrent.keep_tail
             yield lambda: batch.split_equal(n_ubatch, sequential=self.n_stream > 1, n_keep_tail=tail)
 
-    def check_batch(self, batch: BatchAllocator, output_all: bool) -> None:
+    def check_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> None:
         if output_all and self.n_stream > 1 and batch.has_coupled:
             raise CacheUsageError(
                 "with all tokens as outputs, tokens shared by several sequences cannot be split over streams; "

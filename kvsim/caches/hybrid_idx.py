@@ -51,8 +51,8 @@ class HybridIdx(HybridBase):
     def mirrored(self) -> Mapping[str, str]:
         return {} if self.idx is None else {"idx": "attn"}
 
-    def check_batch(self, batch: BatchAllocator, output_all: bool) -> None:
-        super().check_batch(batch, output_all)
+    def check_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> None:
+        super().check_batch(batch, n_ubatch, output_all)
         if self.attn.spec.ngram_token is None:
             return
         if batch.has_coupled:

@@ -236,7 +236,7 @@ class Checked:
             self.context.allocator.init(
                 Batch(args["tokens"], pos=args["pos"], seq_ids=args["seq"], output=args["out"]), self.memory
             )
-            self.memory.check_batch(self.context.allocator, False)
+            self.memory.check_batch(self.context.allocator, self.context.resolved.n_ubatch, False)
             self.context.update()
             self.ledger.update()
             self.memory.init_batch(self.context.allocator, self.context.resolved.n_ubatch)

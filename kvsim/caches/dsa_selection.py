@@ -1,0 +1,59 @@
+"""Whether the cells an indexer selects exist in the attention cache.
+
+The indexer scores the first ``n_kv`` cells of ``lid`` and its selection is applied to those of ``mla``
+(``src/llama-graph.cpp: build_attn``, with indexer). Nothing keeps the two tables equal. After a restore that
+failed half-way ``lid`` may reach further, and a selected cell then lies outside::
+
+    mla   n_kv 256      [..............]
+    lid   n_kv 512      [..............|.....x........]     x selected: no such row in mla's mask
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvsim.batch import BatchAllocator
+from kvsim.caches.composite import CompositeMemory
+from kvsim.caches.kv import KVCache
+from kvsim.caches.kv_view import KVView
+from kvsim.errors import CacheUsageError
+from kvsim.memory import MemoryStatus
+
+
+def check_selection(
+    memory: CompositeMemory, mla: str, lid: str, batch: BatchAllocator, n_ubatch: int, output_all: bool
+) -> None:
+    """Raise CacheUsageError if the selection of some ubatch could lie outside of ``mla``.
+
+    Equal tables find equal slots; only if they differ is the batch placed, on a copy.
+    """
+    leaves = memory.leaves()
+    if _same_tables(leaves[mla], leaves[lid]):
+        return
+    trial = memory.copy_metadata()
+    prepared = trial.init_batch(batch, n_ubatch, output_all)
+    more, i = prepared.status is MemoryStatus.SUCCESS, 0
+    while more:
+        prepared.apply()
+        n_mla, n_lid = (_n_kv(prepared.views[name]) for name in (mla, lid))
+        if n_lid > n_mla:
+            raise CacheUsageError(
+                f"in ubatch {i + 1} the indexer would select among {n_lid} cells of {lid!r}, but {mla!r} then has "
+                f"{n_mla}: the two caches disagree, as after a restore that failed half-way. llama.cpp may abort. "
+                f"Clear the memory, or remove what was restored, before decoding"
+            )
+        more, i = prepared.next(), i + 1
+
+
+def _n_kv(view: object) -> int:
+    assert isinstance(view, KVView)
+    return view.n_kv
+
+
+def _same_tables(mla: object, lid: object) -> bool:
+    assert isinstance(mla, KVCache)
+    assert isinstance(lid, KVCache)
+    return mla.heads == lid.heads and all(
+        a.used == b.used and np.array_equal(a.pos[: a.used_max_p1], b.pos[: b.used_max_p1])
+        for a, b in zip(mla.cells, lid.cells, strict=True)
+    )
