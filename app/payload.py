@@ -197,9 +197,17 @@ class Packer:
             u["n_kv"] = p.n_kv
         if not p.ok:
             u["ok"] = False
-        if raw.get("recurrent"):
-            u["rec"] = raw["recurrent"]
+        if raw.get("plan"):
+            u["rows_written"] = {part: self._pooled(part, plan) for part, plan in raw["plan"].items()}
         return u
+
+    def _pooled(self, part: str, plan: dict[str, Any]) -> list[list[int]]:
+        """The pooled rows that a ubatch completed, as [stream, row]. Dummy blocks, which only keep the graph's
+        shape, write the last row for position 0 and are left out."""
+        ratio = self.header.config["dsv4"][part]["ratio"]
+        size = self.header.caches[part]["size"]
+        pairs = zip(plan["state_write_idxs"], plan["state_write_pos"], strict=True)
+        return [[i // size, i % size] for i, pos in pairs if i % size == pos // ratio]
 
     def _restored(self, step: Step, before: Picture | None, after: Picture) -> list[list[Any]]:
         """Per lane, the cells a restore wrote: those of its sequence, or all that are held."""

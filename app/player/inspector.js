@@ -3,6 +3,7 @@
 import { count, el, number, range, ranges, runsOf } from "./format.js";
 import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN } from "./model.js";
 import { legend } from "./legend.js";
+import { MANY } from "./layout.js";
 
 export class Inspector {
   constructor(player) {
@@ -11,15 +12,17 @@ export class Inspector {
   }
 
   draw(frame) {
-    const { selected, hovered } = this.player;
+    const { selected, hovered, model } = this.player;
     const target = hovered ?? selected;
     const parts = [];
+    const many = model.total >= MANY, wide = this.player.root.classList.contains("kv-wide");
     for (const hazard of frame.step.hazards ?? []) parts.push(hazardNote(hazard));
     if (frame.step.why && !target) parts.push(...this._shortage(frame.step.why));
     if (target?.cell != null) parts.push(...this._cell(target, frame));
     else if (target?.seq != null) parts.push(this._sequence(target.seq, frame));
-    parts.push(...this._operation(frame));
-    if (!frame.step.why) parts.push(legend(this.player));
+    if (many) parts.push(this._held(wide), wide ? this._holes() : null);
+    if (!many || wide) parts.push(...this._operation(frame));
+    if (!frame.step.why && !many) parts.push(legend(this.player));
     this.root.replaceChildren(...parts.filter(Boolean));
   }
 
@@ -146,6 +149,48 @@ export class Inspector {
     }
     return section("Window cells", table([["in reach", number(reach)], ["reusable", number(reusable)],
       ["shared", `${number(shared)}, never reused`], ["empty", number(empty)]]));
+  }
+
+  // Cells by sequence; with very many cells this is what one looks for.
+  _held(wide) {
+    const { model, theme } = this.player;
+    const counts = new Map(model.sequences.map((s) => [s, 0]));
+    const byOwner = new Array(model.owners.length).fill(0);
+    for (const cells of model.now) for (let i = 0; i < cells.size; i++) byOwner[cells.owner[i]]++;
+    let shared = 0;
+    byOwner.forEach((n, o) => {
+      for (const s of model.owners[o]) counts.set(s, (counts.get(s) ?? 0) + n);
+      if (model.owners[o].length > 1) shared += n;
+    });
+    const most = Math.max(1, ...counts.values());
+    const rows = [...counts].slice(0, 40).flatMap(([s, n]) => {
+      const chip = el("i", "kv-chip"), fill = el("i", "kv-fill");
+      chip.style.background = fill.style.background = theme.color(s);
+      chip.style.borderColor = theme.edge(s);
+      fill.style.width = wide ? `${(n / most) * 100}%` : "0";
+      return [chip, el("span", "", String(s)), fill, el("span", "kv-n", number(n))];
+    });
+    return section("Held cells", el("div", "kv-held", rows), table([["free", number(byOwner[0])], ["shared", number(shared)]]));
+  }
+
+  // Free space by length of hole.
+  _holes() {
+    const { model } = this.player;
+    const bins = new Map();
+    for (const { owner, size } of model.now) {
+      for (let i = 0; i < size; i++) {
+        if (owner[i]) continue;
+        let n = 1;
+        while (i + n < size && !owner[i + n]) n++;
+        i += n;
+        const bin = Math.floor(Math.log2(n));
+        const [holes, cells] = bins.get(bin) ?? [0, 0];
+        bins.set(bin, [holes + 1, cells + n]);
+      }
+    }
+    const rows = [...bins].sort((a, b) => a[0] - b[0]).map(([bin, [holes, cells]]) =>
+      [range(2 ** bin, 2 ** (bin + 1) - 1), `${count(holes, "hole")}, ${count(cells, "cell")}`]);
+    return section("Free space by length of hole", rows.length ? table(rows) : el("p", "kv-quiet", "No cell is free."));
   }
 
   _shortage(why) {

@@ -7,7 +7,7 @@ import { FREE, PURGE } from "./model.js";
 import { CellImage, drawCell, gapOf } from "./cells.js";
 import { drawMarks } from "./marks.js";
 import { el, number } from "./format.js";
-import { GUTTER, PAD } from "./layout.js";
+import { GUTTER, PAD, PROFILE } from "./layout.js";
 
 export class Lane {
   constructor(player, k) {
@@ -30,8 +30,9 @@ export class Lane {
     this.grid.append(this.twin);
     this.fold = el("button", { class: "kv-fold", type: "button" });
     this.fold.addEventListener("click", () => { this.unfolded = !this.unfolded; player.layOut(); });
-    this.body = el("div", "kv-lane-body", [this.gutter, this.grid]);
-    this.root = el("section", "kv-lane", [this.header, this.body, this.fold]);
+    this.profile = el("canvas", { class: "kv-profile", "aria-hidden": "true" });
+    this.body = el("div", "kv-lane-body", [this.gutter, this.grid, this.profile]);
+    this.root = el("section", `kv-lane ${this.spec.n_stream > 1 ? "kv-compact" : ""}`, [this.header, this.body, this.fold]);
     this._listen();
   }
 
@@ -52,6 +53,13 @@ export class Lane {
     this.grid.setAttribute("aria-rowcount", Math.ceil(this.spec.size / cols));
     this.grid.setAttribute("aria-colcount", cols);
     this.grid.setAttribute("aria-label", `${this.name}, ${number(this.spec.size)} cells`);
+    this.profile.hidden = !this.image;
+    if (this.image) {
+      this.profile.width = PROFILE * dpr;
+      this.profile.height = height * dpr;
+      this.profile.style.width = `${PROFILE}px`;
+      this.profile.style.height = `${height}px`;
+    }
     this.imageOf = this.image ? new CellImage(this.spec.size, cols) : null;
     this._rowNumbers();
     this.fold.hidden = !rows.folded;
@@ -125,11 +133,26 @@ export class Lane {
       this.imageOf.paint(theme, model.owners, model.now[this.k], this.frame?.reuse, this.held, this.player.dims());
       ctx.imageSmoothingEnabled = false;
       ctx.drawImage(this.imageOf.canvas, 0, 0, this.cols * this.pw, this.rows * this.ph);
+      this._drawProfile(theme, model.now[this.k].owner);
     } else {
       const n = Math.min(this.rows * this.cols, this.spec.size);
       for (let i = 0; i < n; i++) this._paint(ctx, i);
     }
     this.drawMarks();
+  }
+
+  // How full each row is, beside a grid whose cells are too small to count.
+  _drawProfile(theme, owner) {
+    const ctx = this.profile.getContext("2d"), { dpr, cols, rows, ph } = this;
+    ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
+    ctx.fillStyle = theme.cell;
+    ctx.fillRect(0, 0, PROFILE, rows * ph);
+    ctx.fillStyle = theme.decode;
+    for (let row = 0; row < rows; row++) {
+      let used = 0;
+      for (let i = row * cols; i < Math.min((row + 1) * cols, owner.length); i++) if (owner[i]) used++;
+      ctx.fillRect(0, row * ph, (used / cols) * PROFILE, ph);
+    }
   }
 
   drawOne(i) {

@@ -5,7 +5,9 @@
 
 export const PITCHES = [54, 40, 28, 24, 19, 14, 11, 8, 7, 6, 4, 3, 2, 1];
 export const FOLD = 12;
+export const MANY = 32768;  // from here on cells are drawn as one image
 export const GUTTER = 44;
+export const PROFILE = 20;
 export const PAD = 16;  // room around a grid for rings and the head's pin
 
 // lanes: [{size, reach}], width of the cells' area, height for all lanes without their headers.

@@ -11,6 +11,7 @@ import { Inspector } from "./inspector.js";
 import { OpList } from "./oplist.js";
 import { Motion } from "./motion.js";
 import { helpTable, onKey } from "./keyboard.js";
+import { MANY } from "./layout.js";
 import { el, number } from "./format.js";
 
 const LABELS = ["position", "sequence", "token", "shift"];
@@ -107,7 +108,7 @@ export class Player {
     this.theme = new Theme(this.root, this.dpr);
     this.root.classList.toggle("kv-wide", width >= 1500);
     this.root.classList.toggle("kv-narrow", width < 1100);
-    this.root.classList.toggle("kv-many", this.model.total >= 32768);
+    this.root.classList.toggle("kv-many", this.model.total >= MANY);
     const wide = width >= 1500;
     if (wide && this.ops.root.parentElement !== this.main) { this.main.prepend(this.ops.root); this._tab(0); }
     if (!wide && this.ops.root.parentElement === this.main) this.side.append(this.ops.root);

@@ -39,7 +39,8 @@ export class Recurrent {
     const { theme, selected } = this.player;
     const changed = was && (was[1] !== pos || was[5].join() !== seqs.join());
     const depth = seqs.length ? now.rs_idx[seqs[0]] ?? 0 : 0;
-    const planes = Array.from({ length: this.spec.n_rs_seq + 1 }, (_, p) => this._plane(p, depth, pos, seqs, theme));
+    const fresh = seqs.length ? this._lastTokens(seqs[0], frame) : 0;
+    const planes = Array.from({ length: this.spec.n_rs_seq + 1 }, (_, p) => this._plane(p, depth, pos, seqs, fresh, theme));
     const card = el("div", { class: `kv-card ${changed ? "kv-card-now" : ""} ${seqs.length ? "" : "kv-card-empty"}` }, [
       el("div", "kv-card-head", [el("span", "kv-secondary", `cell ${number(i)}`), seqs.length ? chips(this.player, seqs.slice(0, 4)) : el("span", "kv-quiet", was?.[5].length ? "let go now" : "empty")]),
       ...planes]);
@@ -52,10 +53,23 @@ export class Recurrent {
     return node;
   }
 
-  _plane(p, depth, pos, seqs, theme) {
+  // How many tokens of a sequence its last ubatch had: older planes are stale.
+  _lastTokens(seq, frame) {
+    const { model } = this.player;
+    for (let i = frame.i; i >= 0 && i > frame.i - 500; i--) {
+      const { u } = model.steps[i];
+      for (let k = (u?.length ?? 0) - 1; k >= 0; k--) {
+        const n = u[k].rows.reduce((sum, [owner, m]) => sum + (model.owners[owner].includes(seq) ? m : 0), 0);
+        if (n) return n;
+      }
+    }
+    return 0;
+  }
+
+  _plane(p, depth, pos, seqs, fresh, theme) {
     const held = seqs.length > 0;
     const read = held && p === depth, dropped = held && p < depth;
-    const text = !held ? "" : read ? `after ${number(pos)}` : dropped ? "dropped" : `${number(p)} ${p === 1 ? "token" : "tokens"} ago`;
+    const text = !held ? "" : read ? `after ${number(pos)}` : dropped ? "dropped" : p - depth > fresh ? "stale" : `after ${number(pos - p + depth)}`;
     const plane = el("div", `kv-plane ${read ? "kv-plane-read" : dropped ? "kv-plane-dropped" : "kv-plane-old"}`, [el("span", "", `plane ${p}`), el("span", "", text)]);
     if (read) {
       plane.style.background = seqs.length > 1

@@ -7,11 +7,11 @@ import { Rulers } from "./rulers.js";
 import { FailureCard } from "./failure.js";
 import { Recurrent } from "./recurrent.js";
 import { Compressors } from "./compressor.js";
-import { GUTTER, PITCHES, fit, withPitch } from "./layout.js";
+import { GUTTER, MANY, PITCHES, PROFILE, fit, withPitch } from "./layout.js";
 import { el, number } from "./format.js";
 import { PURGE } from "./model.js";
 
-const HEADER = 47, LENS = 118, MOST_HEIGHT = 12000;
+const HEADER = 47, COMPACT = 38, LENS = 118, MOST_HEIGHT = 12000;
 
 export class Stage {
   constructor(player) {
@@ -53,7 +53,7 @@ export class Stage {
   }
 
   _fixed() {
-    return this.shown.length * HEADER + this.recurrent.height + this.compressors.height;
+    return this.shown.reduce((sum, lane) => sum + (lane.spec.n_stream > 1 ? COMPACT : HEADER), 0) + this.recurrent.height + this.compressors.height;
   }
 
   // The lens stands between grid and rulers where there is room, else it floats over them while it is wanted.
@@ -73,9 +73,10 @@ export class Stage {
       const plan = withPitch(lanes, this.pitch, width, dpr);
       if (plan && plan.height <= MOST_HEIGHT) return plan;
     }
-    if (model.total >= 32768) return fit(lanes, width, height - this._fixed() - LENS, dpr);
-    const many = model.total >= 4096;
-    return fit(lanes, width, Math.max(height - this._fixed() - (many ? 0 : this.rulers.least), height * (many ? 0.9 : 0.46)), dpr);
+    if (model.total >= MANY) return fit(lanes, width - 12 - PROFILE - 8, height - this._fixed() - LENS, dpr);
+    const many = model.total >= 4096, streams = this.shown.length > 3;
+    const least = height * (streams ? 0.75 : many ? 0.9 : 0.46);
+    return fit(lanes, width, Math.max(height - this._fixed() - (many ? 0 : this.rulers.least), least), dpr);
   }
 
   // One step larger (1) or smaller (−1), or as large as fits (null).
