@@ -95,7 +95,7 @@ class CompositeMemory(Memory):
         leaves = self.leaves().values()
         for leaf in leaves:
             leaf.check_update()
-        return UpdateContext([leaf.take_update() for leaf in leaves])
+        return UpdateContext([leaf.take_update(optimize) for leaf in leaves])
 
     # -- sequence operations: to every part, in order ------------------------------------------
 

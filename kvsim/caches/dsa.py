@@ -34,6 +34,7 @@ class DSACache(CompositeMemory):
         self.mla = mla
         self.lid = lid
         lid.has_mask = False
+        mla.together = lid.together = (mla, lid)
 
     def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
         yield stream_split(batch, n_ubatch, self.mla.n_stream)

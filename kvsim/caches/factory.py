@@ -15,6 +15,7 @@ from kvsim.caches.iswa import ISWACache
 from kvsim.caches.kv import KVCache
 from kvsim.caches.msa import MSACache
 from kvsim.caches.recurrent import RecurrentMemory
+from kvsim.defrag import Defrag
 from kvsim.memory import Memory
 from kvsim.models.cache_spec import CacheSpec, CompressorSpec, MemorySpec, RecurrentSpec
 from kvsim.models.memory_spec import memory_spec
@@ -27,14 +28,19 @@ from kvsim.tensors.store import KVStore
 @dataclass(frozen=True)
 class LeafFactory:
     """Makes the leaves. ``data``: with rows behind the cells; without, only metadata is kept. ``sizes``: cells
-    per stream of the caches named in it, where not those of the model (tests use tiny caches)."""
+    per stream of the caches named in it, where not those of the model (tests use tiny caches). ``defrag`` and
+    ``contiguous``: the habits of old, see :class:`KVCache`."""
 
     data: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
+    defrag: Defrag | None = None
+    contiguous: bool = False
 
     def kv(self, name: str, spec: CacheSpec, ctx: ResolvedContext) -> KVCache:
         spec = replace(spec, size=self.sizes.get(name, spec.size))
-        return KVCache(spec, name, KVStore.of(spec, ctx) if self.data else None)
+        cache = KVCache(spec, name, KVStore.of(spec, ctx) if self.data else None)
+        cache.defrag, cache.contiguous = self.defrag, self.contiguous
+        return cache
 
     def recurrent(self, spec: RecurrentSpec) -> RecurrentMemory:
         store = RecurrentStore(spec.size, spec.n_rs_seq, spec.layers) if self.data else None

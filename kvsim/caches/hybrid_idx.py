@@ -9,6 +9,7 @@ of a sequence makes its pools *stale* from some position on, until the next batc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kvsim.batch import BatchAllocator, Ubatch
@@ -18,8 +19,9 @@ from kvsim.caches.kv import KVCache
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.pool_layout import CLEAN, PoolLayout, all_clean
 from kvsim.caches.recurrent import RecurrentMemory
+from kvsim.defrag import plan_update
 from kvsim.errors import CacheUsageError, StateError
-from kvsim.memory import BatchContext, BoolArray, MemoryContext, SlotInfo
+from kvsim.memory import BatchContext, BoolArray, MemoryContext, SlotInfo, UpdateContext
 from kvsim.state import PARTIAL_ONLY, StateReader
 
 
@@ -43,6 +45,7 @@ class HybridIdx(HybridBase):
         self.layout = PoolLayout(kpool, by_order) if idx is not None and kpool else None
         if idx is not None:
             idx.has_mask = False
+            attn.together = idx.together = (attn, idx)
             self.parts["idx"] = idx
 
     def prepare_order(self) -> Sequence[str]:
@@ -68,6 +71,15 @@ class HybridIdx(HybridBase):
 
     def batch_context(self, ubatches: Sequence[Ubatch], slots: Mapping[str, Sequence[Any]]) -> MemoryContext:
         return IdxBatchContext(self, ubatches, slots)
+
+    def init_update(self, optimize: bool = False) -> UpdateContext:
+        """As for every composite. Cells at one position rank by their index, so cells that move may make up
+        other pools: all are pooled again."""
+        moved = self.idx is not None and plan_update(self.idx, optimize)
+        update = super().init_update(optimize)
+        if moved:
+            update.works.append(partial(self._make_stale, -1, 0))
+        return update
 
     def init_full(self) -> None:
         self.refresh_layout()

@@ -25,6 +25,7 @@ from kvsim.batch import BatchAllocator, Ubatch
 from kvsim.caches import kv_hazards, kv_state
 from kvsim.caches.kv_view import KVView
 from kvsim.cells import CellTable, SavedCells
+from kvsim.defrag import Defrag, DefragReport, StreamMoves, defragment, plan_update
 from kvsim.errors import CacheUsageError, IntegrityError
 from kvsim.events import Event
 from kvsim.memory import (
@@ -54,6 +55,10 @@ class KVCache(Leaf):
 
     ``spec`` is the cache as llama.cpp constructs it (size, streams, window, layers); ``store`` holds the
     rows when numbers are wanted, None when only the metadata is.
+
+    Two habits that llama.cpp has given up can be switched on: ``defrag``, a strategy by which an update
+    moves cells into holes (``last_defrag`` reports what the last one did; caches in ``together`` make the
+    same moves), and ``contiguous``, slots that are one run of cells.
     """
 
     kind = "kv"
@@ -68,6 +73,10 @@ class KVCache(Leaf):
         self.cells = [CellTable(spec.size) for _ in range(spec.n_stream)]
         self.heads = [0] * spec.n_stream
         self.pending_copies: list[tuple[int, int]] = []
+        self.defrag: Defrag | None = None
+        self.together: tuple[KVCache, ...] = (self,)
+        self.last_defrag: tuple[DefragReport, ...] = ()
+        self.contiguous = False
 
     @property
     def size(self) -> int:
@@ -133,8 +142,8 @@ class KVCache(Leaf):
     def find_slot(self, ubatch: Ubatch, cont: bool = False) -> SlotInfo | None:
         """Cells for every token, searched from the head, wrapping once (``find_slot``).
 
-        ``cont`` asks for one contiguous run per stream, as the historic allocator did; decoding never
-        does. Returns None and sets ``last_failure`` if a stream has no room.
+        ``cont`` asks for one contiguous run per stream, as the historic allocator did; decoding does only if
+        :attr:`contiguous`. Returns None and sets ``last_failure`` if a stream has no room.
         """
         n_parts = 1 if self.n_stream == 1 else ubatch.n_seqs_unq
         n = ubatch.n_tokens // n_parts
@@ -213,7 +222,7 @@ class KVCache(Leaf):
         purged: list[dict[int, int]] = []
         half_alive = [cells.half_alive for cells in self.cells] if self.observer is not None else []
         for i, ubatch in enumerate(ubatches):
-            slot = self.find_slot(ubatch)
+            slot = self.find_slot(ubatch, self.contiguous)
             if slot is None:
                 assert self.last_failure is not None
                 self.last_failure = replace(self.last_failure, ubatch=i, n_ubatches=len(ubatches))
@@ -341,18 +350,25 @@ class KVCache(Leaf):
             )
 
     def init_update(self, optimize: bool = False) -> UpdateContext:
-        """The queued stream copies and the pending shift. ``optimize`` changes nothing (b11434)."""
+        """The queued stream copies and the pending shift. ``optimize`` changes nothing (b11434), unless the
+        cache was given a :attr:`defrag` strategy."""
         self.check_update()
-        return UpdateContext([self.take_update()])
+        return UpdateContext([self.take_update(optimize)])
 
-    def take_update(self) -> Callable[[], None] | None:
+    def take_update(self, optimize: bool = False) -> Callable[[], None] | None:
         """Take the pending work out of the cache; None if there is none."""
+        moves = plan_update(self, optimize)
         copies, self.pending_copies = self.pending_copies, []
         shift = self.has_shift
-        return partial(self._update, copies, shift) if copies or shift else None
+        return partial(self._update, copies, shift, moves) if copies or shift or moves else None
 
-    def _update(self, copies: Sequence[tuple[int, int]], shift: bool) -> None:
-        """Copy whole streams, then turn the keys; positions were changed long before."""
+    def _update(self, copies: Sequence[tuple[int, int]], shift: bool, moves: Sequence[StreamMoves]) -> None:
+        """Copy whole streams, turn the keys, then move cells (D8); positions were changed long before."""
+        self._copy_and_shift(copies, shift)
+        if moves:
+            self.last_defrag = defragment(self, moves)
+
+    def _copy_and_shift(self, copies: Sequence[tuple[int, int]], shift: bool) -> None:
         for src, dst in copies:
             if self.store is not None:
                 self.store.copy_stream(src, dst)
@@ -595,7 +611,7 @@ class SharedKVCache(KVCache):
     def check_update(self) -> None:
         pass
 
-    def _update(self, copies: Sequence[tuple[int, int]], shift: bool) -> None:
+    def _update(self, copies: Sequence[tuple[int, int]], shift: bool, moves: Sequence[StreamMoves]) -> None:
         pass
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:

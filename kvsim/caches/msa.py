@@ -26,6 +26,7 @@ class MSACache(CompositeMemory):
         self.base = base
         self.idx = idx
         idx.has_mask = False
+        base.together = idx.together = (base, idx)
 
     def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
         yield stream_split(batch, n_ubatch, self.base.n_stream)
