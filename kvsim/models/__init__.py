@@ -10,5 +10,5 @@
 - ``network``: forward passes of model files (``llama``, ``gemma2``, ``mamba``, ``jamba``, ``lfm2``), made of
   ``layers``; ``layer_memory`` and ``cached_rows`` are how a layer reads and writes the caches.
 - ``probe``, ``probe_sparse``, ``probe_dsv4``, ``probe_recurrent``: seeded random weights for any member of
-  the family.
+  the family; ``probe_truth``: what they must read, without any cache.
 """
