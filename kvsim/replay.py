@@ -11,8 +11,10 @@ from kvsim.caches.factory import LeafFactory
 from kvsim.context import Context
 from kvsim.errors import CacheUsageError, KvsimError, TraceError
 from kvsim.models.context_params import ContextParams
+from kvsim.models.memory_spec import memory_spec
 from kvsim.models.params import ModelParams
 from kvsim.ops import fault_of
+from kvsim.trace.agreement import check_agreement
 from kvsim.trace.header import Header
 from kvsim.trace.read import Step, Trace
 
@@ -30,8 +32,10 @@ def context_of(header: Header, leaves: LeafFactory | None = None) -> Context:
         raise
     except KvsimError as err:
         raise TraceError(f"the header describes a context that cannot be: {err}") from err
-    if context.memory.kind != header.memory:
-        raise TraceError(f"header says memory {header.memory!r}, but {header.arch} has {context.memory.kind!r}")
+    spec = memory_spec(model, context.resolved)
+    if spec is None:
+        raise TraceError(f"{header.arch} keeps no memory, so nothing can be replayed")
+    check_agreement(header, context.resolved, spec)
     return context
 
 
@@ -104,12 +108,17 @@ def replay(trace: Trace, leaves: LeafFactory | None = None) -> Iterator[Step]:
     Memory does not grow with the trace, but for the states it saves. Raises TraceError at an operation on
     which llama.cpp would have ended, naming it.
     """
-    replayer = Replayer(context_of(trace.header, leaves))
+    try:
+        replayer = Replayer(context_of(trace.header, leaves))
+    except TraceError as err:
+        raise TraceError(err.reason, trace.path, 1) from err
     for recorded in trace:
         try:
             ret = replayer.apply(recorded.op, recorded.args)
         except CacheUsageError as err:
-            raise TraceError(f"operation {recorded.i} ({recorded.op}): {err}", trace.path, recorded.i + 2) from err
+            raise TraceError(
+                f"operation {recorded.i} ({recorded.op}): {err}", trace.path, recorded.i + 2
+            ) from err
         yield _step(replayer, recorded, ret)
 
 

@@ -49,6 +49,9 @@ COMPRESSORS = ("csa", "hca", "lid")
 MAX_CELLS = 1 << 24
 """Most cells of all caches and streams together; a header that asks for more is taken for a mistake."""
 
+MAX_BYTES = 1 << 40
+"""Most bytes that the rows of all caches may take."""
+
 _POSITIVE = integer(1, MAX_CELLS)
 _WIDTH = integer(0, MAX_WIDTH)
 _LAYER = integer(0, MAX_LAYERS - 1)
@@ -254,9 +257,21 @@ def _check_sizes(header: Header) -> None:
             raise TraceError(
                 f"config.caches.{name}.size is {cache['size']}, more than n_ctx_seq {cparams['n_ctx_seq']}"
             )
-    cells = sum(cache["size"] * cache["n_stream"] for cache in header.caches.values())
+    cells = sum(map(_n_cells, header.caches.values()))
     if cells > MAX_CELLS:
         raise TraceError(f"the caches have {cells} cells together, at most {MAX_CELLS} are read")
+    size = sum(_n_cells(cache) * sum(map(_row_bytes, cache["layers"])) for cache in header.caches.values())
+    if size > MAX_BYTES:
+        raise TraceError(f"the caches take {size} bytes together, at most {MAX_BYTES} are believed")
+
+
+def _n_cells(cache: dict[str, Any]) -> int:
+    return int(cache["size"] * cache["n_stream"])
+
+
+def _row_bytes(layer: dict[str, Any]) -> int:
+    k, v = CACHE_TYPES[layer["type_k"]], CACHE_TYPES.get(layer["type_v"])
+    return k.row_bytes(layer["n_embd_k"]) + (v.row_bytes(layer["n_embd_v"]) if v else 0)
 
 
 def _check_recurrent(header: Header) -> None:

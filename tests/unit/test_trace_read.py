@@ -183,6 +183,15 @@ def set_in(path: str, value: object) -> Change:
     return change
 
 
+def huge_rows(lines: Lines) -> None:
+    """A size and widths that are possible each, but not together."""
+    config = lines[0]["config"]
+    config["cparams"].update(n_ctx_seq=1 << 16, n_ctx=1 << 19)
+    config["caches"]["kv"]["size"] = 1 << 16
+    for layer in config["caches"]["kv"]["layers"]:
+        layer.update(n_embd_k=1 << 24, n_embd_v=1 << 24)
+
+
 def of(op: str, edit: Callable[[dict], object]) -> Change:
     """Edit the first line of an operation."""
     return lambda lines: edit(first(lines, op))
@@ -243,6 +252,7 @@ HEADERS = {
         lambda lines: lines[0]["config"]["caches"]["kv"]["layers"][0].update(type_k="q8_0", n_embd_k=40),
         "config.caches.kv.layers[0] has rows of 40 values, q8_0 stores blocks of 32",
     ),
+    "absurd rows": (huge_rows, "bytes together, at most 1099511627776 are believed"),
     "layer": (set_in("config.caches.kv.layers.0.il", 7), "layers[0].il is 7, the model has 2 layers"),
     "layer twice": (set_in("config.caches.kv.layers.1.il", 0), "layers names a block twice: [0, 0]"),
     "map": (
