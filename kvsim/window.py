@@ -11,13 +11,14 @@ from kvsim.models.params import SwaType
 def masked(swa: SwaType, n_swa: int, key: IntArray, query: IntArray | int) -> BoolArray:
     """True where the window hides ``key`` from ``query`` (positions, broadcast against each other)."""
     distance = np.asarray(query, np.int64) - key
+    hidden: BoolArray = np.zeros(distance.shape, np.bool_)
     if swa is SwaType.STANDARD:
-        return distance >= n_swa
-    if swa is SwaType.CHUNKED:
-        return np.asarray(key < np.asarray(query) // n_swa * n_swa, np.bool_)
-    if swa is SwaType.SYMMETRIC:
-        return np.abs(distance) > n_swa // 2
-    return np.zeros(distance.shape, np.bool_)
+        hidden = distance >= n_swa
+    elif swa is SwaType.CHUNKED:
+        hidden = key < np.asarray(query) // n_swa * n_swa
+    elif swa is SwaType.SYMMETRIC:
+        hidden = np.abs(distance) > n_swa // 2
+    return hidden
 
 
 def window_start(swa: SwaType, n_swa: int, query: int) -> int:

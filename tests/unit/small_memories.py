@@ -101,11 +101,17 @@ class TinyLeaves(LeafFactory):
 
 
 def recorded(
-    name: str, cells: dict[str, int] | None = None, n_swa: int | None = None, data: bool = False
+    name: str,
+    cells: dict[str, int] | None = None,
+    n_swa: int | None = None,
+    n_ubatch: int | None = None,
+    data: bool = False,
 ) -> Context:
     """A context like that of the recording ``name``, ``kind/file``, with tiny leaves."""
     header = read_trace(TRACES / f"{name}.jsonl.gz").header
-    return context_of(header, TinyLeaves(data, cells=cells or {}, n_swa=n_swa))
+    context = context_of(header, TinyLeaves(data, cells=cells or {}, n_swa=n_swa))
+    context.resolved = replace(context.resolved, n_ubatch=n_ubatch or context.resolved.n_ubatch)
+    return context
 
 
 KV = "kv/llama-uni-c256-u16-s4-f16-03"
