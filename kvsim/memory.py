@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,6 +167,8 @@ class Memory(ABC):
     kind: str
     n_seq_max: int
     observer: Observer | None = None
+    restore_may_end: ClassVar[bool] = False
+    """Whether restoring a damaged state can end llama.cpp after it has changed something."""
 
     # -- preparing changes ---------------------------------------------------------------------
 

@@ -3,8 +3,10 @@
 A memory writes itself through a :class:`StateWriter` and reads itself through a :class:`StateReader`;
 the layout of each memory is beside its code. Integers are little-endian, nothing is aligned.
 
-Reading a whole buffer is *deferred* as in llama.cpp (``src/llama-io.cpp``): rows are collected while
-the cells are read and move only at the end, so that a refused state changes no rows.
+Reading a buffer is *deferred* as in llama.cpp (``src/llama-io.cpp``): rows are collected while the cells
+are read and move only at the end, so that a refused state changes no rows. Reading a file is not.
+
+:mod:`kvsim.state_format` reads the same bytes without a memory, to look at them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 
 from kvsim.errors import CacheUsageError, StateError
 from kvsim.events import Event
+from kvsim.state_versions import CURRENT, SEQ_FILE_MAGIC, SESSION_MAGIC, refusal
 
 if TYPE_CHECKING:
     from kvsim.memory import Memory
@@ -30,10 +33,10 @@ ON_DEVICE = 2
 """Row bytes stay in buffers of the context, one storage per source sequence."""
 
 SEQ_MAGIC = 0xAF143CD8
-SESSION_FILE = (0x6767736E, 11)
-"""Magic 'ggsn' and version of a whole-state file."""
-SEQ_FILE = (0x67677371, 4)
-"""Magic 'ggsq' and version of a sequence file."""
+"""What the state of one sequence begins with, in a buffer."""
+SESSION_FILE = (SESSION_MAGIC, CURRENT.whole)
+SEQ_FILE = (SEQ_FILE_MAGIC, CURRENT.sequence)
+"""Magic and version of a whole-state and of a sequence file."""
 
 
 class StateWriter:
@@ -71,12 +74,17 @@ class StateWriter:
 
 
 class StateReader:
-    """Reads a state. Every read past the end raises StateError with the offset; row writes are deferred."""
+    """Reads a state. Every read past the end raises StateError with the offset.
 
-    def __init__(self, data: bytes, device: bytes | None = None) -> None:
+    Row writes are put off until :meth:`commit`, or done at once (``immediate``) as llama.cpp does for files.
+    ``device`` are the rows of a state that is kept on the device.
+    """
+
+    def __init__(self, data: bytes, device: bytes | None = None, immediate: bool = False) -> None:
         self._data = memoryview(data)
         self._device = None if device is None else memoryview(device)
         self._device_at = 0
+        self._immediate = immediate
         self.at = 0
         self._deferred: list[Callable[[], None]] = []
 
@@ -84,31 +92,35 @@ class StateReader:
     def left(self) -> int:
         return len(self._data) - self.at
 
-    def take(self, n: int, what: str = "data") -> bytes:
-        """The next ``n`` metadata bytes."""
+    def view(self, n: int, what: str = "data") -> memoryview:
+        """The next ``n`` bytes, not copied."""
         if n > self.left:
             raise StateError(
                 f"state is truncated at byte {self.at}: {what} needs {n} more bytes, {self.left} are left"
             )
         self.at += n
-        return bytes(self._data[self.at - n : self.at])
+        return self._data[self.at - n : self.at]
+
+    def take(self, n: int, what: str = "data") -> bytes:
+        """The next ``n`` metadata bytes."""
+        return bytes(self.view(n, what))
 
     def u32(self, what: str = "an integer") -> int:
-        return int(struct.unpack("<I", self.take(4, what))[0])
+        return int(struct.unpack("<I", self.view(4, what))[0])
 
     def i32(self, what: str = "an integer") -> int:
-        return int(struct.unpack("<i", self.take(4, what))[0])
+        return int(struct.unpack("<i", self.view(4, what))[0])
 
     def u64(self, what: str = "an integer") -> int:
-        return int(struct.unpack("<Q", self.take(8, what))[0])
+        return int(struct.unpack("<Q", self.view(8, what))[0])
 
     def string(self, what: str = "a name") -> str:
         return self.take(self.u32(f"the length of {what}"), what).decode("utf-8", "replace")
 
-    def rows(self, n_bytes: int, what: str = "rows") -> bytes:
+    def rows(self, n_bytes: int, what: str = "rows") -> memoryview:
         """Row bytes, from the buffer or from the device storage."""
         if self._device is None:
-            return self.take(n_bytes, what)
+            return self.view(n_bytes, what)
         if self._device_at + n_bytes > len(self._device):
             raise CacheUsageError(
                 f"the device storage of this state holds {len(self._device)} bytes and {what} need "
@@ -116,11 +128,14 @@ class StateReader:
                 f"aborts; save again, or keep the state in host memory"
             )
         self._device_at += n_bytes
-        return bytes(self._device[self._device_at - n_bytes : self._device_at])
+        return self._device[self._device_at - n_bytes : self._device_at]
 
     def defer(self, write: Callable[[], None]) -> None:
-        """Run ``write`` when the whole state has been read; never, if it is refused."""
-        self._deferred.append(write)
+        """Run ``write`` when the whole state has been read, and never if it is refused."""
+        if self._immediate:
+            write()
+        else:
+            self._deferred.append(write)
 
     def commit(self) -> None:
         for write in self._deferred:
@@ -134,15 +149,23 @@ class StateReader:
         if self.left or self._device_at != len(self._device):
             raise CacheUsageError(
                 f"{self.left} bytes of the host part and {len(self._device) - self._device_at} of the device "
-                f"storage are left over: the state belongs to another save or another memory. llama.cpp aborts"
+                f"storage are left over: the state belongs to another save or memory. llama.cpp aborts"
             )
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """A state kept on the device: its rows, and the host part that was handed out with them."""
+
+    host: bytes
+    rows: bytes
 
 
 @dataclass
 class DeviceStates:
-    """Row bytes kept on the device: one storage per source sequence; a newer save replaces it (Od2)."""
+    """The states kept on the device: one per source sequence; a newer save replaces it (Od2)."""
 
-    storage: dict[int, bytes] = field(default_factory=dict)
+    storage: dict[int, DeviceState] = field(default_factory=dict)
 
 
 def save_sequence(memory: Memory, seq: int, flags: int = 0, device: DeviceStates | None = None) -> bytes:
@@ -154,7 +177,7 @@ def save_sequence(memory: Memory, seq: int, flags: int = 0, device: DeviceStates
     io.i32(seq)
     memory.state_write(io, seq, flags)
     if on_device:
-        _storage(device).storage[seq] = b"".join(rows)
+        _storage(device).storage[seq] = DeviceState(io.getvalue(), b"".join(rows))
     return io.getvalue()
 
 
@@ -169,14 +192,15 @@ def load_sequence(
     """Restore a sequence state into ``seq`` and return the bytes read (``llama_state_seq_set_data_ext``).
 
     Raises StateError where llama.cpp returns 0; the memory is then as llama.cpp leaves it, which may be
-    half restored. With ``strict`` it is as before. Trailing bytes are allowed, as there. A state on the
-    device that does not belong to ``data`` raises CacheUsageError, and nothing has changed.
+    half restored. With ``strict`` it is as before. Trailing bytes are allowed, as there.
+
+    On the device, a newer save of the same sequence has replaced the rows of an older one. llama.cpp
+    aborts if their sizes differ: CacheUsageError, and nothing has changed. If not, it restores the cells
+    of the older save with the rows of the newer: a hazard event says so, and ``strict`` refuses.
     """
-    if strict:
-        _rehearse(memory, lambda trial: _load_sequence(trial, data, seq, flags, device))
-    elif flags & ON_DEVICE:
-        with suppress(StateError):
-            _rehearse(memory, lambda trial: _load_sequence(trial, data, seq, flags, device))
+    if flags & ON_DEVICE:
+        _check_newest(memory, data, _storage(device), strict)
+    _try_first(memory, lambda trial: _load_sequence(trial, data, seq, flags, device), strict, flags)
     return _load_sequence(memory, data, seq, flags, device)
 
 
@@ -199,8 +223,9 @@ def _check_sequence_header(io: StateReader) -> int:
     return io.i32("the source sequence")
 
 
-def _device_reader(data: bytes, device: DeviceStates) -> StateReader:
-    """A reader that takes rows from the device. A damaged header is not caught by llama.cpp here (Od6)."""
+def _device_state(data: bytes, device: DeviceStates) -> tuple[int, DeviceState]:
+    """The source sequence of a host part, and what the device keeps of it. A damaged header is not caught by
+    llama.cpp here (Od6)."""
     try:
         source = _check_sequence_header(StateReader(data))
     except StateError as err:
@@ -210,7 +235,26 @@ def _device_reader(data: bytes, device: DeviceStates) -> StateReader:
             f"no state of sequence {source} is kept on the device; llama.cpp aborts. Save it with ON_DEVICE "
             f"first"
         )
-    return StateReader(data, device.storage[source])
+    return source, device.storage[source]
+
+
+def _device_reader(data: bytes, device: DeviceStates) -> StateReader:
+    return StateReader(data, _device_state(data, device)[1].rows)
+
+
+def _check_newest(memory: Memory, data: bytes, device: DeviceStates, strict: bool) -> None:
+    """Say so if the rows on the device are not those of this host part. Only another host part shows that:
+    two saves of equal cells with other rows cannot be told apart."""
+    source, kept = _device_state(data, device)
+    if kept.host == data:
+        return
+    if strict:
+        raise StateError(
+            f"the device keeps a newer state of sequence {source} than this one: its rows are gone, and "
+            f"llama.cpp would restore these cells with the newer ones. Save again, or keep it in host memory"
+        )
+    if memory.observer is not None:
+        memory.observer(Event("hazard", detail={"id": "device-state-replaced", "seq": source}))
 
 
 def save_all(memory: Memory, arch: str) -> bytes:
@@ -224,12 +268,16 @@ def save_all(memory: Memory, arch: str) -> bytes:
 def load_all(memory: Memory, data: bytes, arch: str, strict: bool = False) -> int:
     """Restore a whole state and return the bytes read (``llama_state_set_data``). Raises StateError as
     :func:`load_sequence` does."""
-    if strict:
-        _rehearse(memory, lambda trial: load_all(trial, data, arch))
-    io = StateReader(data)
+    _try_first(memory, lambda trial: _load_all(trial, StateReader(data), arch), strict)
+    return _load_all(memory, StateReader(data), arch)
+
+
+def _load_all(memory: Memory, io: StateReader, arch: str, path: Path | None = None) -> int:
     _check_arch(io, arch)
     memory.state_read(io, -1, 0)
     io.commit()
+    if path is not None and io.left:
+        raise StateError(f"{path}: {io.left} bytes are left over after the state: the file is damaged")
     return io.at
 
 
@@ -238,14 +286,15 @@ def save_all_file(memory: Memory, arch: str, path: Path, tokens: Sequence[int] =
     return _write_file(path, SESSION_FILE, tokens, save_all(memory, arch))
 
 
-def load_all_file(memory: Memory, arch: str, path: Path) -> list[int]:
-    """Read a whole-state file, which must be consumed exactly, and return its tokens."""
+def load_all_file(memory: Memory, arch: str, path: Path, strict: bool = False) -> list[int]:
+    """Read a whole-state file and return its tokens (``llama_state_load_file``).
+
+    Rows move as they are read: those of a file that turns out to be damaged stay, and one with bytes left
+    over is restored although it is refused. With ``strict`` the memory is as before.
+    """
+    _try_first(memory, lambda trial: _load_all(trial, _open_file(path, SESSION_FILE)[0], arch, path), strict)
     io, tokens = _open_file(path, SESSION_FILE)
-    _check_arch(io, arch)
-    memory.state_read(io, -1, 0)
-    if io.left:
-        raise StateError(f"{path}: {io.left} bytes are left over after the state: the file is damaged")
-    io.commit()
+    _load_all(memory, io, arch, path)
     return tokens
 
 
@@ -256,17 +305,23 @@ def save_sequence_file(memory: Memory, seq: int, path: Path, tokens: Sequence[in
     return _write_file(path, SEQ_FILE, tokens, io.getvalue())
 
 
-def load_sequence_file(memory: Memory, seq: int, path: Path) -> list[int]:
-    """Read a sequence file into ``seq`` and return its tokens (``llama_state_seq_load_file``)."""
+def load_sequence_file(memory: Memory, seq: int, path: Path, strict: bool = False) -> list[int]:
+    """Read a sequence file into ``seq`` and return its tokens (``llama_state_seq_load_file``). Rows move as
+    they are read; bytes behind the state are ignored."""
+    _try_first(memory, lambda trial: trial.state_read(_open_file(path, SEQ_FILE)[0], seq, 0), strict)
     io, tokens = _open_file(path, SEQ_FILE)
     memory.state_read(io, seq, 0)
-    io.commit()
     return tokens
 
 
-def _rehearse(memory: Memory, load: Callable[[Memory], object]) -> None:
-    """Try the restore on a copy of the metadata: whatever it raises leaves the original as it was."""
-    load(memory.copy_metadata())
+def _try_first(memory: Memory, load: Callable[[Memory], object], strict: bool, flags: int = 0) -> None:
+    """Try the restore on a copy of the metadata, where it may fail: whatever it raises leaves the original
+    as it was. Needed if failures must not show (``strict``), and if llama.cpp may end half-way."""
+    if strict:
+        load(memory.copy_metadata())
+    elif memory.restore_may_end or flags & ON_DEVICE:
+        with suppress(StateError):
+            load(memory.copy_metadata())
 
 
 def _storage(device: DeviceStates | None) -> DeviceStates:
@@ -288,11 +343,11 @@ def _write_file(path: Path, header: tuple[int, int], tokens: Sequence[int], stat
 
 
 def _open_file(path: Path, header: tuple[int, int]) -> tuple[StateReader, list[int]]:
-    io = StateReader(path.read_bytes())
+    io = StateReader(path.read_bytes(), immediate=True)
     magic, version = io.u32("the magic number"), io.u32("the version")
     if magic != header[0]:
         raise StateError(f"{path}: begins with 0x{magic:08x}, not 0x{header[0]:08x}: another kind of file")
     if version != header[1]:
-        raise StateError(f"{path}: file version {version}, known is {header[1]}: save it again with b11434")
+        raise StateError(f"{path}: {refusal(magic, version)}")
     n_tokens = io.u32("the token count")
     return io, np.frombuffer(io.take(4 * n_tokens, "the tokens"), "<i4").tolist()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -79,7 +79,8 @@ class DSV4Cache(CompositeMemory):
         """Refuse what ends llama.cpp: while splitting, while planning, or in the graph."""
         if output_all:
             raise CacheUsageError(
-                "deepseek4 cannot output the embeddings of all tokens; llama.cpp aborts. Use a context without embeddings"
+                "deepseek4 cannot output the embeddings of all tokens; llama.cpp aborts. Use a context "
+                "without embeddings"
             )
         if int(batch.pos[0].min(initial=0)) < 0:
             raise CacheUsageError(
@@ -87,15 +88,32 @@ class DSV4Cache(CompositeMemory):
             )
         if batch.has_coupled and self.raw.swa.spec.is_quantized_k:
             raise CacheUsageError(
-                "tokens shared by several sequences cannot be copied in a quantised cache; llama.cpp aborts. Use "
-                "an f16 cache, or decode the tokens once and copy the sequence"
+                "tokens shared by several sequences cannot be copied in a quantised cache; llama.cpp aborts. "
+                "Use an f16 cache, or decode the tokens once and copy the sequence"
             )
+        if any(ring.pending_copies for ring in self.rings.values()):
+            # what ends it while it prepares must show before the update has run the copies
+            trial = self.copy_metadata()
+            trial.init_update().apply()
+            trial.init_batch(batch, n_ubatch, output_all)
+
+    def copy_metadata(self) -> Self:
+        """As of every memory; the rings' rows are left out too."""
+        states = {name: ring.states for name, ring in self.rings.items()}
+        for ring in self.rings.values():
+            ring.states = {}
+        twin = super().copy_metadata()
+        for name, ring in self.rings.items():
+            ring.states = states[name]
+        return twin
 
     def _prepare(self, ubatches: Sequence[Ubatch]) -> dict[str, list[Any]] | PrepareFailure | None:
-        """Slots in the raw pair, then the plans. A plan that cannot be made raises, and nothing has changed."""
+        """Slots in the raw pair, then the plans. A plan that cannot be made raises, nothing has changed."""
         raw_ubatches = [per_sequence(ubatch) for ubatch in ubatches]
         try:
-            plans = {name: build_plans(ubatches, ring.shape, self.rs_idx) for name, ring in self.rings.items()}
+            plans = {
+                name: build_plans(ubatches, ring.shape, self.rs_idx) for name, ring in self.rings.items()
+            }
         except CacheUsageError:
             trial = copy.deepcopy(self.raw)
             trial.observe(None)
@@ -216,14 +234,14 @@ class DSV4Cache(CompositeMemory):
                 self._clear_compressed(other)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Moves the raw positions only; the next update then ends llama.cpp, because the base half has no layer."""
+        """Moves the raw positions only; the next update then ends llama.cpp: the base half has no layer."""
         self.raw.seq_add(seq, p0, p1, delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         self.raw.seq_div(seq, p0, p1, d)
 
     def seq_pos_min(self, seq: int) -> int:
-        """The same as the maximum: a sequence can only be continued, so that is how far back it reaches (O5)."""
+        """The same as the maximum: a sequence can only be continued, so it reaches back no further (O5)."""
         return self.seq_pos_max(seq)
 
     def seq_pos_max(self, seq: int) -> int:
@@ -262,15 +280,15 @@ def per_sequence(ubatch: Ubatch) -> Ubatch:
         return ubatch
     if ubatch.has_embd:
         raise CacheUsageError(
-            "embeddings shared by several sequences are not supported; llama.cpp throws. Decode them once and "
-            "copy the sequence"
+            "embeddings shared by several sequences are not supported; llama.cpp throws. Decode them once "
+            "and copy the sequence"
         )
     rows = [[i for i, ids in enumerate(ubatch.seq_ids) if s in ids] for s in ubatch.seq_id_unq]
     if len({len(part) for part in rows}) > 1:
         raise CacheUsageError(
             f"sequences {', '.join(map(str, ubatch.seq_id_unq))} share tokens but have "
-            f"{', '.join(str(len(part)) for part in rows)} tokens in one ubatch; llama.cpp throws. Decode the shared "
-            f"tokens in a batch of their own"
+            f"{', '.join(str(len(part)) for part in rows)} tokens in one ubatch; llama.cpp throws. Decode "
+            f"the shared tokens in a batch of their own"
         )
     order = np.array([i for part in rows for i in part], np.int32)
     owners = [s for s, part in zip(ubatch.seq_id_unq, rows, strict=True) for _ in part]
@@ -314,7 +332,11 @@ class PlanView(View):
     def reuse_key(self) -> dict[str, Any]:
         plan = self.plan
         names = ("state_pos", "state_persist_src_idxs", "state_read_idxs", "state_write_idxs", "n_visible")
-        return {"n_kv": plan.n_kv, "n_stream": plan.n_stream, **{name: len(getattr(plan, name)) for name in names}}
+        return {
+            "n_kv": plan.n_kv,
+            "n_stream": plan.n_stream,
+            **{name: len(getattr(plan, name)) for name in names},
+        }
 
     def describe(self, name: str, record: dict[str, Any]) -> None:
         record.setdefault("plan", {})[name] = self.plan.to_json()
@@ -340,4 +362,3 @@ class DSV4BatchContext(BatchContext):
         for name in COMPRESSED:
             self._views[name] = PlanView(memory.compressed[name], memory.rings[name], self._slots[name][i])
         return True
-

@@ -48,7 +48,9 @@ def _write_rows(cache: KVCache, io: StateWriter, seq: int, n_rows: int) -> None:
         io.u32(layer.il)
         write_tensor_head(io, layer.k.ggml_id, layer.n_embd_k, n_rows, layer.row_k)
         for stream in streams if n_rows else ():
-            io.rows(cache.store.read_k(layer.il, stream, cells) if cache.store else None, n_rows * layer.row_k)
+            io.rows(
+                cache.store.read_k(layer.il, stream, cells) if cache.store else None, n_rows * layer.row_k
+            )
 
 
 def read_state(memory: DSV4Cache, io: StateReader, seq: int, flags: int) -> None:
@@ -63,7 +65,9 @@ def read_state(memory: DSV4Cache, io: StateReader, seq: int, flags: int) -> None
     mode = io.u32("the DSV4 mode")
     if mode != int(partial):
         kinds = {0: "full", 1: "partial"}
-        raise StateError(f"the state is {kinds.get(mode, mode)}, but a {kinds[int(partial)]} one was asked for")
+        raise StateError(
+            f"the state is {kinds.get(mode, mode)}, but a {kinds[int(partial)]} one was asked for"
+        )
     read_raw = False
     try:
         memory.raw.state_read(io, seq, flags)
@@ -88,13 +92,18 @@ def _read_rows(cache: KVCache, io: StateReader, seq: int) -> None:
     version, n_rows = io.u32("the rows version"), io.u32("the row count")
     n_stream, n_layer = io.u32("the stream count"), io.u32("the layer count")
     if version not in (1, ROWS_VERSION):
-        raise StateError(f"cache {cache.name!r}: rows version {version}, this reader knows 1 and {ROWS_VERSION}")
+        raise StateError(
+            f"cache {cache.name!r}: rows version {version}, this reader knows 1 and {ROWS_VERSION}"
+        )
     if n_rows > cache.size or (version == 1 and n_rows != cache.size):
-        raise StateError(f"cache {cache.name!r}: {n_rows} compressed rows in the state, {cache.size} in the cache")
+        raise StateError(
+            f"cache {cache.name!r}: {n_rows} compressed rows in the state, {cache.size} in the cache"
+        )
     wanted = (cache.n_stream if seq < 0 else 1, len(cache.spec.layers))
     if (n_stream, n_layer) != wanted:
         raise StateError(
-            f"cache {cache.name!r}: {n_stream} streams and {n_layer} layers in the state, {wanted[0]} and {wanted[1]} expected"
+            f"cache {cache.name!r}: {n_stream} streams and {n_layer} layers in the state, {wanted[0]} and "
+            f"{wanted[1]} expected"
         )
     first = 0 if seq < 0 else cache.stream_of(seq)
     cells = np.arange(n_rows, dtype=np.int32)
@@ -104,4 +113,4 @@ def _read_rows(cache: KVCache, io: StateReader, seq: int) -> None:
         for stream in range(first, first + n_stream) if n_rows else ():
             data = io.rows(n_rows * layer.row_k, f"compressed rows of block {layer.il}")
             if cache.store is not None:
-                io.defer(lambda il=layer.il, s=stream, d=data: cache.store.write_k(il, s, cells, d))  # type: ignore[misc,union-attr]
+                io.defer(lambda il=layer.il, s=stream, d=data: cache.store.write_k(il, s, cells, d))  # type: ignore[misc]

@@ -23,6 +23,8 @@ from kvsim.memory import Memory
 class HybridBase(CompositeMemory):
     """What every hybrid has in common: an attention part and ``recurrent``, in that order."""
 
+    restore_may_end = True  # in the recurrent part, when attention is restored already
+
     def __init__(self, attention: str, attn: Memory, recurrent: RecurrentMemory, n_stream: int) -> None:
         super().__init__({attention: attn, "recurrent": recurrent}, recurrent.n_seq_max)
         self.attn = attn
