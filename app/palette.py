@@ -33,7 +33,7 @@ TOKENS = {
     "decode": ("#5b6774", "#93a1b0"),
     "edit": ("#7d5fa3", "#b79bd6"),
     "copy": ("#2f7f89", "#6bb5bd"),
-    "state": ("#967537", "#c4a76e"),
+    "state": ("#8c6c31", "#c4a76e"),
     "fail": ("#bd2219", "#ff8a80"),
     "fail-bg": ("#fdf1f0", "#2b1917"),
     "hazard": ("#8a5a00", "#f0bd5a"),

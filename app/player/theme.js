@@ -97,5 +97,5 @@ export const contrast = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.
 
 function labelOn(fill) {
   const l = luminance(fill);
-  return contrast(l, 1) >= contrast(l, luminance([11, 14, 18])) ? "#ffffff" : "#0b0e12";
+  return contrast(l, 1) >= contrast(l, luminance([6, 8, 11])) ? "#ffffff" : "#06080b";
 }

@@ -1,0 +1,114 @@
+"""The Replay page: what is chosen, remembered, refused, and what it says about it."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import recordings
+from kvsim.errors import TraceError
+
+KV = "kv/llama-uni-c256-u16-s4-f16-03"
+
+
+def start(**query: str) -> AppTest:
+    at = AppTest.from_file("app/main.py", default_timeout=30)
+    for key, value in query.items():
+        at.query_params[key] = value
+    at.run()
+    assert not at.exception
+    return at
+
+
+def verdict(at: AppTest) -> str:
+    return " ".join(block.proto.body for block in at.get("html") if "kvs-verdict" in block.proto.body)
+
+
+def test_without_a_recording_the_page_offers_one() -> None:
+    at = start()
+    assert [s.value for s in at.subheader] == ["Open a recording"]
+    assert "106 bundled recordings" in at.text[0].value
+    at.button[0].click().run()
+    assert at.selectbox[0].value == recordings.bundled()[0]
+    assert at.query_params["scenario"] == [recordings.bundled()[0]]
+
+
+def test_a_link_restores_the_recording() -> None:
+    at = start(page="replay", scenario=KV, at="18")
+    assert at.selectbox[0].value == KV
+    assert at.query_params["at"] == ["18"]
+    assert "0 differences" in verdict(at)
+
+
+@pytest.mark.parametrize("scenario", ["../../etc/passwd", "kv/none", "<b>x</b>"])
+def test_a_link_to_nothing_shows_the_choice(scenario: str) -> None:
+    at = start(scenario=scenario)
+    assert at.selectbox[0].value is None
+    assert [s.value for s in at.subheader] == ["Open a recording"]
+
+
+@pytest.mark.parametrize("step", ["-3", "x", "999999", "٣"])
+def test_a_step_that_is_none_is_taken_as_near_as_can_be(step: str) -> None:
+    at = start(scenario=KV, at=step)
+    assert "0 differences" in verdict(at)
+
+
+def upload(name: str, data: bytes) -> AppTest:
+    at = AppTest.from_file("app/main.py", default_timeout=30)
+    at.session_state["upload"] = (name, data)
+    at.session_state["scenario"] = None
+    at.run()
+    assert not at.exception
+    return at
+
+
+def text_of_trace() -> bytes:
+    return gzip.decompress(Path(f"fixtures/traces/{KV}.jsonl.gz").read_bytes())
+
+
+def test_a_cut_upload_says_where_and_what_can_be_played() -> None:
+    whole = text_of_trace().splitlines(keepends=True)
+    at = upload("my-run.jsonl", b"".join(whole[:47]) + whole[47][:60])
+    assert [s.value for s in at.subheader] == ["This file is damaged"]
+    assert at.text[0].value == "Lines 1–47 are whole: a header and 46 operations."
+    assert at.code[0].value.startswith("my-run.jsonl:48: ")
+    button = next(b for b in at.button if b.label == "Play the 46 whole operations")
+    button.click().run()
+    assert not at.subheader
+    assert "0 differences" in verdict(at)
+
+
+def test_an_upload_without_a_header_is_refused_in_one_line() -> None:
+    at = upload("notes.jsonl", b'{"hello": "<img src=x>"}\n')
+    assert [s.value for s in at.subheader] == ["This file cannot be played"]
+    assert at.code[0].value.startswith("notes.jsonl:1: not a trace")
+    assert "\n" not in at.code[0].value
+
+
+def test_a_changed_recording_counts_its_differences() -> None:
+    lines = text_of_trace().splitlines(keepends=True)
+    lines[16] = lines[16].replace(b'"head":8', b'"head":9')
+    at = upload("changed.jsonl", b"".join(lines))
+    assert "✕ 1 difference, first at operation 15" in verdict(at)
+
+
+def test_names_from_a_file_are_shown_as_text() -> None:
+    data = text_of_trace().replace(b'"arch":"llama"', b'"arch":"<b>llama</b>"', 1)
+    at = upload("x.jsonl", data)
+    tags = next(block.proto.body for block in at.get("html") if "kvs-tags" in block.proto.body)
+    assert "<b>" not in tags
+    assert "&lt;b&gt;llama&lt;/b&gt;" in tags
+
+
+def test_only_bundled_names_lead_to_files() -> None:
+    with pytest.raises(KeyError):
+        recordings.path_of("../README")
+
+
+def test_damage_in_the_first_operation_is_an_error() -> None:
+    first = text_of_trace().splitlines(keepends=True)[0]
+    with pytest.raises(TraceError, match=r"x\.jsonl:2"):
+        recordings.open_recording(first + b"{", "x.jsonl")

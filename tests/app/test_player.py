@@ -1,0 +1,276 @@
+"""The player in a browser, on a page of its own: what it decodes, draws, tells and answers to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from long_chats import chats
+from player_browser import browser, new_page
+
+from app.payload import Packer, pack
+from app.standalone import page as page_of
+from kvsim.changes import PictureReader
+from kvsim.trace import read_trace
+
+pytestmark = pytest.mark.browser
+
+TRACES = Path("fixtures/traces")
+KV = "kv/llama-uni-c256-u16-s4-f16-03"
+ISWA = "iswa/gemma3-swa20-uni-c512-u64-s8-q8_0-05"
+
+
+def payload_of(name: str) -> dict:
+    trace = read_trace(TRACES / f"{name}.jsonl.gz")
+    return pack(trace.header, trace, name)
+
+
+@pytest.fixture(scope="module")
+def opened():
+    with browser() as one:
+        yield one
+
+
+@pytest.fixture
+def show(opened, tmp_path):
+    """Open a payload; checks at the end that no script failed."""
+    errors: list[str] = []
+    pages = []
+
+    def go(payload: dict, at: int = 0, theme: str = "light", **options):
+        file = tmp_path / f"{len(pages)}.html"
+        file.write_text(page_of(payload, at, theme))
+        page = new_page(opened, errors, **options)
+        pages.append(page)
+        page.goto(file.as_uri())
+        page.wait_for_function("document.querySelector('.kv-say')?.textContent.length > 0")
+        return page
+
+    yield go
+    for page in pages:
+        page.context.close()
+    assert errors == []
+
+
+def say(page) -> str:
+    return page.locator(".kv-say").inner_text()
+
+
+def number(page) -> str:
+    return page.locator(".kv-number").inner_text()
+
+
+# What the player holds of a step, as one number per lane; the same sum as `digests` makes.
+DIGEST = """order => order.map(i => { const m = kvsim.player.model; m.frame(i);
+  return m.now.map(c => { let sum = 0;
+    for (let k = 0; k < c.size; k++) {
+      const own = m.owners[c.owner[k]].reduce((a, s) => a + s + 2, 0);
+      sum = (sum * 31 + own * 7 + (c.pos[k] + 2) * 3 + c.shift[k] + (c.owner[k] ? c.tok[k] + 5 : 4)) % 1000003;
+    }
+    return [((sum % 1000003) + 1000003) % 1000003, c.head, c.used]; }) })"""
+
+
+def digests(name: str) -> list:
+    trace = read_trace(TRACES / f"{name}.jsonl.gz")
+    reader = PictureReader(trace.header)
+    found = []
+    for step in trace:
+        lanes = []
+        for lane in reader.read(step.after).lanes:
+            own = np.array([sum(s + 2 for s in ids) for ids in reader.owners.sets])[lane.owners]
+            tok = np.where(lane.owners != 0, lane.cells[:, 3] + 5, 4)
+            total = 0
+            for v in (own * 7 + (lane.pos + 2) * 3 + lane.cells[:, 2] + tok).tolist():
+                total = (total * 31 + v) % 1000003
+            lanes.append([total, lane.head, lane.used])
+        found.append(lanes)
+    return found
+
+
+@pytest.mark.parametrize("name", [KV, ISWA, "kv/qwen2vl-uni-c256-u32-s4-f16-11", "hybrid/jamba-str-c256-u32-s4-f16-00"])
+def test_every_step_is_decoded_as_recorded_in_any_order(show, name) -> None:
+    expected = digests(name)
+    page = show(payload_of(name))
+    forth = list(range(len(expected)))
+    order = forth + forth[::-1] + [3, len(expected) - 1, 7, 0]
+    assert page.evaluate(DIGEST, order) == [expected[i] for i in order]
+
+
+def test_the_sentence_follows_the_step(show) -> None:
+    page = show(payload_of(KV), at=16)
+    assert number(page) == "16"
+    assert say(page).startswith("Positions 8–42 of seq 2 roll back by 8, to 0–34. No cell moves.")
+    page.get_by_role("button", name="One step on").click()
+    assert number(page) == "17"
+    assert say(page).startswith("First the 35 pending keys turn by −8. Then position 35 of seq 2 goes to cell 8")
+
+
+def test_keys_step_jump_and_play(show) -> None:
+    page = show(payload_of(ISWA))
+    page.locator(".kv").focus()
+    page.keyboard.press("ArrowRight")
+    assert number(page) == "1"
+    page.keyboard.press("End")
+    assert number(page) == "96"
+    page.keyboard.press("Home")
+    page.keyboard.press("]")
+    assert number(page) == "6"  # the first failure
+    assert page.locator(".kv-sentence.kv-failed").count() == 1
+    page.keyboard.press("?")
+    assert page.get_by_role("region", name="Keyboard").is_visible()
+    page.keyboard.press("Escape")
+    assert page.get_by_role("region", name="Keyboard").count() == 0
+    page.keyboard.press(".")
+    page.keyboard.press(".")
+    page.keyboard.press("Space")
+    page.wait_for_function("kvsim.player.at > 9")
+    page.keyboard.press("Space")
+    stopped = number(page)
+    page.wait_for_timeout(250)
+    assert number(page) == stopped
+
+
+def test_shift_and_arrow_step_by_ubatch(show) -> None:
+    page = show(payload_of(KV), at=17)
+    page.locator(".kv").focus()
+    page.keyboard.press("Shift+ArrowRight")
+    assert say(page).startswith("Ubatch 1 of 2: positions 21–36 of seq 3 go to cells 9–12, 35–37 and 73–81")
+    page.wait_for_function("!kvsim.player.motion.running")
+    held = page.evaluate("[81, 82].map(i => kvsim.player.lanes[0].cell(i).owner)")
+    assert held == [[3], []]  # the second ubatch has not come yet
+    page.keyboard.press("Shift+ArrowRight")
+    assert page.evaluate("kvsim.player.lanes[0].cell(82).owner") == [3]
+
+
+def test_hovering_a_cell_tells_its_history(show) -> None:
+    page = show(payload_of(KV), at=18)
+    box = page.locator(".kv-grid").bounding_box()
+    pitch = box["width"] / 32
+    page.mouse.move(box["x"] + 5.5 * pitch, box["y"] + 1.5 * pitch)
+    history = page.locator(".kv-history")
+    history.wait_for()
+    assert page.locator(".kv-inspector h3").first.inner_text() == "Cell 37"
+    lines = [line.split("\n") for line in history.locator("li").all_inner_texts()]
+    assert lines[:4] == [
+        ["6", "written: seq 2, position 7"],
+        ["11", "written again by a restore"],
+        ["15", "freed by seq_rm(2, 0, 8)"],
+        ["18", "written: seq 3, position 27"],
+    ]
+    history.get_by_role("button", name="15", exact=True).click()
+    assert number(page) == "15"
+
+
+def test_arrows_in_the_grid_move_over_cells_and_are_told(show) -> None:
+    page = show(payload_of(KV), at=16)
+    page.locator(".kv-grid").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".kv-grid [role=gridcell]").inner_text() == "cell 65, seq 2, position 27, shift −8 pending"
+    page.keyboard.press("Enter")
+    assert page.evaluate("kvsim.player.selected") == {"lane": 0, "cell": 65}
+
+
+def test_a_refused_decode_explains_itself(show) -> None:
+    page = show(payload_of(ISWA), at=30)
+    assert say(page).startswith("The base cache is one cell short: 199 cells asked for, 198 free.")
+    card = page.locator(".kv-why")
+    assert "ubatch 4: 7 wanted, 6 left" in card.inner_text()
+    assert "198 tokens or fewer" in page.locator(".kv-inspector").inner_text()
+
+
+def test_timeline_scrubs_without_motion(show) -> None:
+    page = show(payload_of(KV))
+    box = page.locator(".kv-timeline").bounding_box()
+    at = lambda i: box["x"] + 8 + (i + 0.5) * min(28, (box["width"] - 16) / 85)  # noqa: E731
+    page.mouse.move(at(40), box["y"] + 30)
+    assert "Seq 0 joins the 6 cells of seq 2" in page.locator(".kv-tip").inner_text()
+    page.mouse.down()
+    page.mouse.move(at(60), box["y"] + 30)
+    page.mouse.up()
+    assert number(page) == "60"
+    assert page.evaluate("kvsim.player.motion.running") is False
+
+
+def test_reduced_motion_changes_at_once(show) -> None:
+    page = show(payload_of(KV), at=17, reduced_motion="reduce")
+    page.locator(".kv").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("[kvsim.player.motion.running, kvsim.player.lanes[0].rings.size]") == [False, 31]
+
+
+def test_tokens_fly_and_land_where_they_were_written(show) -> None:
+    page = show(payload_of(KV), at=17)
+    page.evaluate("kvsim.player.step(1)")
+    assert page.evaluate("[kvsim.player.motion.running, kvsim.player.lanes[0].held.size]") == [True, 31]
+    page.wait_for_function("!kvsim.player.motion.running")
+    assert page.evaluate("[kvsim.player.lanes[0].held.size, kvsim.player.lanes[0].rings.size]") == [0, 31]
+
+
+def test_text_of_a_file_is_never_markup(show) -> None:
+    payload = payload_of(KV)
+    evil = "<img src=x onerror='window.hurt=1'></script><script>window.hurt=2</script>"
+    payload["steps"][3] |= {"say": evil, "call": f"{evil}()", "short": evil, "ret": evil}
+    page = show(payload, at=3)
+    assert say(page) == evil
+    assert page.evaluate("window.hurt") is None
+    assert page.locator(".kv img").count() == 0
+
+
+@pytest.mark.parametrize("name", sorted({p.parent.name for p in TRACES.glob("*/*.gz")}))
+def test_every_memory_type_is_shown(show, name) -> None:
+    file = sorted((TRACES / name).glob("*.gz"))[-1]
+    trace = read_trace(file)
+    page = show(pack(trace.header, trace, file.stem))
+    n = page.evaluate("kvsim.player.model.nSteps")
+    page.evaluate("for (let i = 0; i < kvsim.player.model.nSteps; i += 5) kvsim.player.go(i)")
+    page.evaluate("i => kvsim.player.go(i)", n - 1)
+    shown = page.evaluate("kvsim.player.stage.shown.length")
+    recurrent = trace.header.config["recurrent"]
+    assert shown > 0 or recurrent
+    assert page.locator(".kv-card").count() == (recurrent["size"] if recurrent else 0)
+    assert page.locator(".kv-compressor").is_visible() == (name == "dsv4")
+
+
+PLAY = """([from, speed]) => new Promise(done => { const p = kvsim.player; p.go(from); p.setSpeed(speed);
+  const works = []; const turn = p.motion.advance.bind(p.motion), go = p.go.bind(p);
+  let spent = 0;
+  p.motion.advance = now => { const t = performance.now(); const r = turn(now); spent += performance.now() - t; return r; };
+  p.go = (...a) => { const t = performance.now(); go(...a); spent += performance.now() - t; };
+  const end = performance.now() + 2000;
+  const frame = () => { works.push(spent); spent = 0;
+    if (performance.now() < end) requestAnimationFrame(frame); else { p.pause(); done(works.sort((a, b) => a - b)); } };
+  p.play(); requestAnimationFrame(frame); })"""
+
+
+@pytest.mark.parametrize(("cells", "steps"), [(8192, 2000), (131072, 160)])
+def test_long_recordings_open_quickly_and_play_smoothly(show, cells, steps) -> None:
+    """The script's share of a frame stays under 16 ms nearly always (what a browser makes of it is its own)."""
+    page = show(json.loads(chats(cells, steps)))
+    opened_after = page.evaluate("performance.now()")
+    assert opened_after < 2000
+    assert page.evaluate("kvsim.player.model.nSteps") == steps
+    works = page.evaluate(PLAY, [steps // 2, 4])
+    assert len(works) > 40
+    assert works[int(len(works) * 0.9)] < 16
+    keys = page.evaluate("[...kvsim.player.model._keys.values()].length")
+    assert keys * cells * 15 < 80 * 2**20  # keyframes stay within their bound
+
+
+def test_a_step_back_shows_ghosts_of_what_was_freed(show) -> None:
+    page = show(payload_of(KV), at=20)
+    page.evaluate("kvsim.player.go(15)")
+    ghosts = page.evaluate("[...kvsim.player.lanes[0].ghosts.keys()].sort((a, b) => a - b)")
+    assert ghosts == [8, 9, 10, 11, 12, 35, 36, 37]
+    assert page.evaluate("kvsim.player.lanes[0].ghosts.get(35).pos") == 5
+
+
+def test_packing_stops_where_the_recording_does() -> None:
+    trace = read_trace(TRACES / f"{KV}.jsonl.gz")
+    packer = Packer(trace.header, "part")
+    for step in list(trace)[:10]:
+        packer.add(step)
+    assert [s["i"] for s in packer.payload()["steps"]] == list(range(10))
