@@ -287,8 +287,6 @@ def _check_recurrent(header: Header) -> None:
         raise TraceError(f"config.recurrent.layers has fewer entries than n_layer {n_layer}")
     for il, widths in enumerate(recurrent["layers"]):
         _RECURRENT_WIDTHS.check(widths, f"config.recurrent.layers[{il}]")
-        if len(widths) != 3:
-            raise TraceError(f"config.recurrent.layers[{il}] has {len(widths)} row widths, must have 3")
 
 
 def _check_compressors(header: Header) -> None:

@@ -14,14 +14,16 @@ import urllib.request
 
 import numpy as np
 import pytest
-from trace_samples import HYBRID, ISWA, KV, SMALL, TRACES, as_bytes, lines_of
+from trace_samples import HYBRID, HYBRID_IDX, ISWA, KV, SMALL, TRACES, as_bytes, lines_of
 from typer.testing import CliRunner
 
 from kvsim.cli import app
 from kvsim.cli.memory import size_in_words, size_of
 from kvsim.cli.terminal import map_text, table
+from kvsim.trace import read_trace
 from kvsim.trace.cellmap import MapCell
 
+ROLLBACK = TRACES / "dsv4" / "deepseek4-uni-c512-u16-s2-f16-rs2-01.jsonl.gz"
 GOLDENS = TRACES.parent / "goldens"
 
 
@@ -177,6 +179,27 @@ def test_show_draws_the_recorded_cells():
         "  seq 2: 14 to 14",
         "  seq 3: 33 to 33",
     ]
+
+
+def shown_where(path, wanted):
+    """``kvsim show`` at the first operation whose picture has what is wanted."""
+    step = next(step for step in read_trace(path) if wanted(step.after))
+    return run("show", path, "--at", step.i).stdout
+
+
+def test_show_tells_what_waits_for_the_next_decode():
+    shifted = shown_where(ISWA, lambda after: after["caches"]["base"][0]["has_shift"])
+    assert " shifts pending\n" in shifted
+    copied = shown_where(KV, lambda after: any(after.get("pending_copies", {}).values()))
+    assert "  pending: kv copies stream " in copied
+    rolled_back = shown_where(ROLLBACK, lambda after: any(after.get("rs_idx", ())))
+    assert "  rollback index per sequence: " in rolled_back
+    stale = shown_where(HYBRID_IDX, lambda after: after["idx_stale"])
+    assert ": pooled index keys are stale from position " in stale
+
+
+def test_show_of_an_empty_memory():
+    assert run("show", KV, "--at", 0).stdout.splitlines()[-1] == "  none: every sequence is empty"
 
 
 def test_show_does_not_compute(tampered):

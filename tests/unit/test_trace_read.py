@@ -192,6 +192,14 @@ def huge_rows(lines: Lines) -> None:
         layer.update(n_embd_k=1 << 24, n_embd_v=1 << 24)
 
 
+def huge_caches(lines: Lines) -> None:
+    """Two caches that are possible each, but not together."""
+    config = lines[0]["config"]
+    config["cparams"].update(n_ctx_seq=1 << 24, n_ctx=1 << 24)
+    for cache in config["caches"].values():
+        cache["size"] = 1 << 24
+
+
 def of(op: str, edit: Callable[[dict], object]) -> Change:
     """Edit the first line of an operation."""
     return lambda lines: edit(first(lines, op))
@@ -253,6 +261,10 @@ HEADERS = {
         "config.caches.kv.layers[0] has rows of 40 values, q8_0 stores blocks of 32",
     ),
     "absurd rows": (huge_rows, "bytes together, at most 1099511627776 are believed"),
+    "rows without a type": (
+        set_in("config.caches.kv.layers.0.type_v", None),
+        "config.caches.kv.layers[0] has V rows of 128 values but no type_v",
+    ),
     "layer": (set_in("config.caches.kv.layers.0.il", 7), "layers[0].il is 7, the model has 2 layers"),
     "layer twice": (set_in("config.caches.kv.layers.1.il", 0), "layers names a block twice: [0, 0]"),
     "map": (
@@ -326,6 +338,14 @@ OPERATIONS = {
         "operation 0 has no picture to start from",
     ),
     "slot": (of("state_seq_set", lambda x: x["args"].update(slot=999)), "args.slot 999 was never saved"),
+    "slot again": (
+        lambda lines: [x for x in lines[1:] if x["op"] == "state_seq_get"][1]["args"].update(slot=0),
+        "state_seq_get args.slot 0 was saved before, each slot is used once",
+    ),
+    "crowd": (
+        of("decode", lambda x: x["args"]["seq"].__setitem__(0, [0] * 257)),
+        "a token of more than 256 seq",
+    ),
     "size": (of("state_seq_get", lambda x: x.update(size=1)), "state_seq_get.size is 1, ret is"),
     "digest": (
         of("state_seq_get", lambda x: x.update(sha256="0")),
@@ -386,6 +406,10 @@ OPERATIONS = {
     "pending copy": (
         of("decode", lambda x: x["after"].update(pending_copies={"kv": [[0, 8]]})),
         "after.pending_copies.kv[0][1] is 8, must be an integer from 0 to 7",
+    ),
+    "copy of a stranger": (
+        of("decode", lambda x: x["after"].update(pending_copies={"swa": []})),
+        "after.pending_copies.swa: the header has no such cache",
     ),
     # the ubatches
     "ubatch token": (
@@ -468,6 +492,11 @@ def resemble(old, new):
 
 
 OTHER_MEMORIES = {
+    "too many cells": (
+        ISWA,
+        huge_caches,
+        "the caches have 33554432 cells together, at most 16777216 are read",
+    ),
     "recurrent cells": (
         HYBRID,
         of("decode", lambda x: x["after"]["recurrent"]["cells"].pop()),

@@ -12,6 +12,7 @@ TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
 KV = TRACES / "kv" / "llama-str-c256-u64-s8-f16-04.jsonl.gz"
 ISWA = TRACES / "iswa" / "gemma2-uni-c512-u16-s2-f16-swafull-01.jsonl.gz"
 HYBRID = TRACES / "hybrid" / "jamba-str-c256-u32-s4-f16-00.jsonl.gz"
+HYBRID_IDX = TRACES / "hybrid_idx" / "qwen4exp-str-c256-u32-s4-f16-00.jsonl.gz"
 DSV4 = TRACES / "dsv4" / "deepseek4-str-c256-u32-s4-f16-00.jsonl.gz"
 SMALL = TRACES / "kv" / "llama-h32-str-c256-u32-s1-f16-06.jsonl.gz"
 
