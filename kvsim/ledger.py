@@ -175,7 +175,9 @@ class AttentionPart:
         """Smallest position that a token at ``query`` sees."""
         return window.window_start(self.swa_type, self.n_swa, query)
 
-    def difference(self, seq: int, found: Sequence[Entry], rows: bool = True) -> tuple[list[Entry], list[Entry]]:
+    def difference(
+        self, seq: int, found: Sequence[Entry], rows: bool = True
+    ) -> tuple[list[Entry], list[Entry]]:
         """(missing, extra): what the ledger holds and the cells do not, and the reverse.
 
         What the next token of the sequence can no longer see may be missing. ``rows`` False: the cache
@@ -211,17 +213,21 @@ class AttentionPart:
         what the others have been allowed to forget stays on record.
         """
         rows = {e.row: self.new_row() for entries in found.values() for e in entries}
-        explained = set(seqs)
-        for s in set(self.held) | set(found):
-            present = [e._replace(row=rows[e.row]) for e in found.get(s, ())]
-            if s not in explained:
-                contents = [e.content for e in present]
-                for e in self.entries(s):
-                    if e.content in contents:
-                        contents.remove(e.content)
-                    else:
-                        present.append(e)
-            self.held[s] = present
+        now = {s: [e._replace(row=rows[e.row]) for e in entries] for s, entries in found.items()}
+        renamed: dict[object, object] = {}
+        forgotten: Held = {}
+        for s in self.held:
+            present = list(now.get(s, ()))
+            for e in self.entries(s):
+                same = next((p for p in present if p.content == e.content), None)
+                if same is None:
+                    forgotten.setdefault(s, []).append(e)
+                else:
+                    present.remove(same)
+                    renamed[e.row] = same.row
+        for s in set(forgotten) - set(seqs):
+            now.setdefault(s, []).extend(e._replace(row=renamed.get(e.row, e.row)) for e in forgotten[s])
+        self.held = now
 
 
 def _at(e: Entry, pos: int) -> Entry:

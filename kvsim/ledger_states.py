@@ -112,7 +112,7 @@ class StatePart:
             self.held[target] = list(saved.get(s, []))
 
     def adopt(self, seq: int, found: State) -> None:
-        """Believe the state, whose difference a hazard has explained: what it has seen, all at its position."""
+        """Believe the state, whose difference a hazard has explained: what it has seen, one position each."""
         tokens = self.histories.tokens(found.history)
         n = len(tokens)
         self.held[seq] = [(found.pos - n + 1 + k, t) for k, t in enumerate(tokens)]

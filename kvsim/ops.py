@@ -55,7 +55,9 @@ class Op:
         return cls("decode", {**args, **fault_args(fault)})
 
     @classmethod
-    def decode_run(cls, seq: int | Sequence[int], start: int, tokens: Sequence[int], fault: Fault | None = None) -> Op:
+    def decode_run(
+        cls, seq: int | Sequence[int], start: int, tokens: Sequence[int], fault: Fault | None = None
+    ) -> Op:
         """Decode consecutive tokens of one sequence (or shared by several) from position ``start`` on."""
         ids = [seq] if isinstance(seq, int) else list(seq)
         return cls.decode(tokens, range(start, start + len(tokens)), [ids] * len(tokens), fault=fault)

@@ -23,8 +23,8 @@ from kvsim.state import PARTIAL_ONLY, StateReader
 class WindowPair(CompositeMemory):
     """A memory with a cache that sees everything, ``full``, beside a window cache, ``swa``.
 
-    It tells an observer when an edit reaches back past what the window cache still holds: the next token would
-    attend to positions that only ``full`` has (iswa.md surprises 2 and 5).
+    It tells an observer when an edit reaches back past what the window cache still holds: the next token
+    would attend to positions that only ``full`` has (iswa.md surprises 2 and 5).
     """
 
     full: KVCache
@@ -66,14 +66,15 @@ class WindowPair(CompositeMemory):
             beyond = positions(self.swa, seq) - positions(self.full, seq)
             if beyond:
                 self.hazard("partial-state-alone", seq=seq, positions=sorted(beyond))
+            elif self.full.seq_pos_max(seq) > self.swa.seq_pos_max(seq):
+                self.hazard("base-keeps-later-positions", seq=seq)
 
     def _warn_if_window_lost(self, seq: int) -> None:
         if self.observer is None:
             return
-        table = self.full.cells[self.full.stream_of(max(seq, 0))]
-        for s in [seq] if seq >= 0 else table.sequences():
+        for s in [seq] if seq >= 0 else [s for table in self.full.cells for s in table.sequences()]:
             lost = lost_to_window(self.full, self.swa, s)
-            if lost:
+            if lost or self.swa.seq_pos_max(s) < self.full.seq_pos_max(s):
                 self.hazard("trimmed-past-window", seq=s, lost=lost)
 
 
@@ -90,7 +91,7 @@ def lost_to_window(full: KVCache, swa: KVCache, seq: int) -> list[int]:
 
 
 class ISWACache(WindowPair):
-    """Parts ``base`` (layers that see everything) and ``swa`` (layers with a window), prepared in that order."""
+    """Parts ``base`` (layers that see everything) and ``swa`` (layers with a window), in this order."""
 
     kind = "iswa"
     positions = "swa"

@@ -262,6 +262,8 @@ class KVCache(Leaf):
             if not trial:
                 self._emit("write", stream, part, pos=ubatch.pos0[rows], seqs=ubatch.seq_ids[rows])
         purged = {s: top for s, reach in sorted(lost.items()) if (top := self._purge(s, reach)) >= 0}
+        if lost and self.observer is not None and not trial:
+            kv_hazards.after_place(self, lost)
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
             if trial:
                 self.heads[stream] = int(part[-1]) + 1

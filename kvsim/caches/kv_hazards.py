@@ -6,14 +6,14 @@ Each function is called where it happens and looks at the cells before or after;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kvsim import window
 from kvsim.batch import Ubatch
 from kvsim.errors import StateError
-from kvsim.memory import Memory, SlotInfo
+from kvsim.memory import IntArray, Memory, SlotInfo
 
 if TYPE_CHECKING:
     from kvsim.caches.kv import KVCache
@@ -34,7 +34,9 @@ def after_prepare(
     for i, purge in enumerate(purged):
         for s, highest in purge.items():
             earlier = [p for ubatch in ubatches[:i] for p in _positions(ubatch, s)]
-            if earlier and highest >= window.window_start(cache.spec.swa_type, cache.spec.n_swa, min(earlier)):
+            if earlier and highest >= window.window_start(
+                cache.spec.swa_type, cache.spec.n_swa, min(earlier)
+            ):
                 cache._hazard("purge-blinds-earlier-ubatch", seq=s, highest=highest)
     if [table.half_alive for table in cache.cells] != list(half_alive):
         cache._hazard("undo-misses-position-minus-one")
@@ -53,6 +55,7 @@ def before_place(cache: KVCache, slot: SlotInfo, ubatch: Ubatch) -> None:
         cache._hazard("position-minus-one", seqs=seqs)
     for stream, part in zip(slot.strm, slot.idxs, strict=True):
         table = cache.cells[stream]
+        _warn_of_eviction(cache, stream, part, ubatch)
         empty = part[table.pos[part] == -1]
         half_alive = empty[table.seq[:, empty].any(axis=0)].tolist()
         owners = sorted({s for i in half_alive for s in table.owners(i)})
@@ -64,10 +67,32 @@ def before_place(cache: KVCache, slot: SlotInfo, ubatch: Ubatch) -> None:
                 cache._hazard("cell-keeps-old-token", stream, cells=old)
 
 
+def _warn_of_eviction(cache: KVCache, stream: int, part: IntArray, ubatch: Ubatch) -> None:
+    """Window cells count as passed for the position after the last one; a token at a repeated position that
+    is placed into one of them may still see it."""
+    table = cache.cells[stream]
+    taken = part[table.pos[part] != -1]
+    for s in {s for i in taken.tolist() for s in table.owners(i)}:
+        own = _positions(ubatch, s)
+        highest = int(table.pos[taken[table.has(s, table.size)[taken]]].max())
+        if own and highest >= window.window_start(cache.spec.swa_type, cache.spec.n_swa, min(own)):
+            cache._hazard("eviction-blinds-own-ubatch", stream, seq=s, highest=highest)
+
+
+def after_place(cache: KVCache, robbed: Iterable[int]) -> None:
+    """At the end of a chunk, or with a window of one, the next token sees nothing of its sequence: all its
+    cells can be taken, and then nobody knows where it ends."""
+    forgotten = [s for s in robbed if cache.seq_pos_max(s) < 0]
+    if forgotten:
+        cache._hazard("window-forgets-sequence", seqs=forgotten)
+
+
 def before_save(cache: KVCache, seq: int) -> None:
-    """A saved state holds new positions with old keys, rows that a queued copy has yet to bring, or cells whose
-    owner it cannot name."""
-    turned, waiting, unlisted = set(), set(), set()
+    """A saved state holds new positions with old keys, rows that a queued copy has yet to bring, or cells
+    whose owner it cannot name."""
+    turned: set[int] = set()
+    waiting: set[int] = set()
+    unlisted: set[int] = set()
     for stream, table in enumerate(cache.cells):
         hi = table.used_max_p1
         owners = [s for s in (table.sequences() if seq == -1 else [seq]) if table.has(s, hi).any()]
@@ -111,7 +136,7 @@ def _holders(cache: KVCache) -> set[int]:
 
 
 def holds_more(memory: Memory, ubatch: Ubatch, seq: int, p0: int) -> bool:
-    """Whether ``seq`` holds tokens from ``p0`` on that are not of this ubatch: its rollback takes them too."""
+    """Whether ``seq`` holds tokens from ``p0`` on that are not of this ubatch: a rollback takes them too."""
     n = sum(seq in ids for ids in ubatch.seq_ids)
     for leaf in memory.leaves().values():
         cells = getattr(leaf, "cells", None)

@@ -79,7 +79,9 @@ _ISWA = (
     Config("window-of-1", _windowed(SwaType.STANDARD, 1), _params(2, True, 2), {"base": 12, "swa": 4}),
     Config("chunked", _windowed(SwaType.CHUNKED, 4), _params(2, True, 4), {"base": 16, "swa": 10}),
     Config("symmetric", _windowed(SwaType.SYMMETRIC, 4), _params(2, True, 4), {"base": 16, "swa": 10}),
-    Config("full", _windowed(SwaType.STANDARD, 4), _params(3, True, 4, swa_full=True), {"base": 14, "swa": 14}),
+    Config(
+        "full", _windowed(SwaType.STANDARD, 4), _params(3, True, 4, swa_full=True), {"base": 14, "swa": 14}
+    ),
     Config("one-sequence", _windowed(SwaType.STANDARD, 4), _params(1, False, 4), {"base": 16, "swa": 8}),
 )
 

@@ -1,6 +1,6 @@
 """Operations at volume, chosen by a seed: every check after each one, stopping at the first difference.
 
-    python -m kvsim.testing.campaign --memory kv --ops 100000 --seed 7
+python -m kvsim.testing.campaign --memory kv --ops 100000 --seed 7
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Report:
 
 
 @dataclass
-class Failed(Exception):
+class FoundError(Exception):
     """A difference: where, after which operations, and what it was."""
 
     config: Config
@@ -78,7 +78,7 @@ def operations(world: Checked, pick: generate.Picker) -> Iterator[Op]:
 
 
 def run(info: CacheInfo, config: Config, seed: int, n_ops: int, report: Report) -> None:
-    """Run ``n_ops`` operations. Raises Failed at the first difference."""
+    """Run ``n_ops`` operations. Raises FoundError at the first difference."""
     begun = time.perf_counter()
     done = 0
     while done < n_ops:
@@ -91,7 +91,7 @@ def run(info: CacheInfo, config: Config, seed: int, n_ops: int, report: Report) 
                     world.perform(Op(PREPARE, op.args))
                 ret = world.perform(op)
             except DIFFERENCES as err:
-                raise Failed(config, session_seed, world.ops, err) from err
+                raise FoundError(config, session_seed, world.ops, err) from err
             if op.op == "decode":
                 code = "ends" if world.raised else str(ret)
                 report.codes[code] = report.codes.get(code, 0) + 1
@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             try:
                 run(info, config, args.seed, args.ops, report)
-            except Failed as failed:
+            except FoundError as failed:
                 print(f"{info.kind}/{failed}\nthe shortest way there:")
                 ops = shrink(info, config, failed.ops)
                 print(*(f"  {op}" for op in ops), sep="\n")

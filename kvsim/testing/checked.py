@@ -8,12 +8,14 @@ sequence; the ledger then takes over what the cells hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvsim.batch import Batch
 from kvsim.caches.composite import CompositeMemory
+from kvsim.caches.iswa import WindowPair
 from kvsim.caches.kv import KVCache
 from kvsim.context import Context
 from kvsim.errors import BatchError, CacheUsageError, KvsimError
@@ -26,10 +28,10 @@ from kvsim.ops import Op
 from kvsim.replay import Replayer
 from kvsim.testing.cache_info import CacheInfo, Config
 from kvsim.testing.ink import InkLeaves, InkNetwork, Ran, cells_of
-
+from kvsim.trace.header import MEMORIES
 
 PREPARE = "prepare"
-"""An operation of ours beside those of the trace format: prepare the batch of a decode, and do not place it."""
+"""An operation of ours beside those of the trace format: prepare the batch of a decode, and leave it."""
 
 
 class CheckError(KvsimError):
@@ -66,6 +68,10 @@ class Checked:
         self.events: list[Event] = []
         self._purged: set[str] = set()
         self._astray: set[int] = set()
+        self._pair = window_pair(self.memory)
+        self._rowless = {
+            n for n, leaf in self.memory.leaves().items() if getattr(leaf, "store", None) is None
+        }
         self.context.observe(self._listen)
         self.hazards: dict[str, int] = {}
         self.ops: list[Op] = []
@@ -99,7 +105,7 @@ class Checked:
     # -- one operation -------------------------------------------------------------------------
 
     def perform(self, op: Op) -> int | None:
-        """Perform and check one operation; returns what it answered (None too if llama.cpp would have ended)."""
+        """Perform and check one operation; returns what it answered (None if llama.cpp would have ended)."""
         self.ops.append(op)
         self.events = []
         self._purged = set()
@@ -187,35 +193,43 @@ class Checked:
         """Compare every part and sequence with the ledger."""
         for event in self.events:
             if event.detail["id"] in LASTING:
-                self._astray.add(event.detail["seq"])
-        held: set[int] = set()
-        for name, leaf in self.memory.leaves().items():
-            if isinstance(leaf, KVCache) and name in self.ledger.parts:
-                held |= self._refine_attention(name, leaf)
-        self._astray &= held
+                named = named_by(event)
+                self._astray |= set(range(self.n_seq_max)) if -1 in named else named
+        found = {
+            name: cells_of(leaf) for name, leaf in self.memory.leaves().items() if isinstance(leaf, KVCache)
+        }
+        adopted = self._astray | {seq for name in found for seq in self._differing(name, found[name])}
+        for name in found if adopted else ():
+            part = self.ledger.parts[name]
+            assert isinstance(part, AttentionPart)
+            part.adopt(found[name], adopted)
+        if self._pair is not None:
+            full, swa = (found[name] for name in self._pair)
+            self._astray |= {seq for seq in adopted if _positions(swa, seq) - _positions(full, seq)}
+        self._astray &= {seq for held in found.values() for seq in held}
 
-    def _refine_attention(self, name: str, leaf: KVCache) -> set[int]:
-        """Compare one attention cache. Returns the sequences it holds."""
+    def _differing(self, name: str, found: Mapping[int, Sequence[Entry]]) -> Iterator[int]:
+        """The sequences for which one attention cache must be believed, since a hazard has explained it."""
         part = self.ledger.parts[name]
         assert isinstance(part, AttentionPart)
-        found = cells_of(leaf)
-        adopted = []
         for seq in found.keys() | part.held.keys():
-            missing, extra = part.difference(seq, found.get(seq, []), rows=leaf.store is not None)
+            missing, extra = part.difference(seq, found.get(seq, []), rows=name not in self._rowless)
             if not missing and not extra:
+                if any(self._explained(name, seq, hazard) for hazard in WINDOW_LOST):
+                    yield seq
                 continue
             if not self._explained(name, seq):
                 raise self._failure(
                     f"{name}: sequence {seq} should hold {_text(missing)} and does not; "
                     f"it holds {_text(extra)} and should not"
                 )
-            adopted.append(seq)
-        if adopted:
-            part.adopt(found, adopted)
-        return set(found)
+            yield seq
 
-    def _explained(self, part: str, seq: int) -> bool:
-        return seq in self._astray or any(concerns(event, part, seq) for event in self.events)
+    def _explained(self, part: str, seq: int, hazard: str | None = None) -> bool:
+        """Whether a hazard (or the one named) was reported for this part and sequence."""
+        if hazard is None and seq in self._astray:
+            return True
+        return any(concerns(e, part, seq) for e in self.events if hazard in (None, e.detail["id"]))
 
     # -- refusals ------------------------------------------------------------------------------
 
@@ -260,7 +274,9 @@ class Checked:
 
     def _failure(self, text: str) -> CheckError:
         met = ", ".join(event.detail["id"] for event in self.events) or "none"
-        return CheckError(f"after operation {len(self.ops) - 1}, {self.ops[-1]}: {text}. Hazards reported: {met}")
+        return CheckError(
+            f"after operation {len(self.ops) - 1}, {self.ops[-1]}: {text}. Hazards reported: {met}"
+        )
 
 
 def _carried(event: Event, into: int | None) -> Event:
@@ -270,9 +286,18 @@ def _carried(event: Event, into: int | None) -> Event:
 
 
 ASTRAY = "partial-state-alone"
-LASTING = {ASTRAY}
-"""Hazards after which a sequence is held together by nothing: what comes of it cannot be told in advance, until
-it is gone from every part."""
+LASTING = {
+    ASTRAY,
+    "base-keeps-later-positions",
+    "half-restored",
+    "position-minus-one",
+    "cell-keeps-old-owner",
+}
+"""Hazards after which a sequence is astray: its parts disagree, or its cells are half alive. What comes of it
+cannot be told in advance, until it is gone from every part."""
+
+WINDOW_LOST = ("trimmed-past-window", "window-forgets-sequence")
+"""After these the positions of a sequence may start anew; what the window has forgotten is out of reach."""
 
 UNDONE = "undo-misses-position-minus-one"
 
@@ -299,14 +324,32 @@ def concerns(event: Event, part: str, seq: int) -> bool:
     """Whether a hazard speaks of this part and sequence. One that names no sequence speaks of all."""
     if event.cache in _LEAF_NAMES and event.cache != part:
         return False
+    named = named_by(event)
+    return not named or -1 in named or seq in named
+
+
+def named_by(event: Event) -> set[int]:
+    """The sequences that a hazard speaks of; -1 for every one."""
     named: set[int] = set()
     for key in ("seq", "seqs", "others", "src", "dst", "streams"):
         value = event.detail.get(key, ())
         named.update([value] if isinstance(value, int) else value)
-    return not named or -1 in named or seq in named
+    return named
 
 
-_LEAF_NAMES = {"kv", "base", "swa", "attn", "idx", "mla", "lid", "raw.base", "raw.swa", "csa", "hca", "recurrent"}
+def window_pair(memory: Memory) -> tuple[str, str] | None:
+    """The names of the cache that sees everything and of the window cache beside it, if there are such."""
+    if isinstance(memory, WindowPair):
+        return memory.full.name, memory.swa.name
+    parts = memory.parts.values() if isinstance(memory, CompositeMemory) else ()
+    return next((pair for part in parts if (pair := window_pair(part)) is not None), None)
+
+
+def _positions(held: Mapping[int, Sequence[Entry]], seq: int) -> Counter[int]:
+    return Counter(e.pos for e in held.get(seq, ()))
+
+
+_LEAF_NAMES = {name for names in MEMORIES.values() for name in names} | {"recurrent"}
 
 
 def check_picture(snapshot: Snapshot) -> None:
@@ -315,7 +358,9 @@ def check_picture(snapshot: Snapshot) -> None:
         for stream, record in enumerate(streams):
             cells = record["cells"]
             if record["used"] != len(cells):
-                raise CheckError(f"{name}[{stream}]: {record['used']} cells counted as used, {len(cells)} listed")
+                raise CheckError(
+                    f"{name}[{stream}]: {record['used']} cells counted as used, {len(cells)} listed"
+                )
             if not record["has_shift"] and any(cell[3] for cell in cells):
                 raise CheckError(f"{name}[{stream}]: a shift is pending, but has_shift says none")
             if any(cell[1] == -1 and cell[3] for cell in cells):

@@ -35,7 +35,9 @@ class InkStore(KVStore):
         super().__init__(spec.layers, spec.n_stream, spec.size, spec.v_trans)
         first = self.k[spec.layers[0].il]
         if first.shape[-1] < INK_BYTES:
-            raise ValueError(f"key rows of {first.shape[-1]} bytes are too short for {INK_BYTES} bytes of ink")
+            raise ValueError(
+                f"key rows of {first.shape[-1]} bytes are too short for {INK_BYTES} bytes of ink"
+            )
         ink: NDArray[np.int32] = first[..., :INK_BYTES].view(np.int32)
         self.instance, self.turned = ink[..., 0], ink[..., 1]
 
@@ -51,7 +53,7 @@ class InkStore(KVStore):
 
 @dataclass(frozen=True)
 class InkLeaves(LeafFactory):
-    """Leaves with ink in their rows. ``sizes``: cells per stream, by name of the leaf, where not the model's."""
+    """Leaves with ink in their rows."""
 
     data: bool = True
 
@@ -156,7 +158,9 @@ class InkNetwork:
         per_stream = ubatch.n_tokens // view.n_stream
         for local, stream in enumerate(view.slot.strm):
             n = view.n_kv
-            pairs = list(zip(store.instance[stream, :n].tolist(), store.turned[stream, :n].tolist(), strict=True))
+            pairs = list(
+                zip(store.instance[stream, :n].tolist(), store.turned[stream, :n].tolist(), strict=True)
+            )
             for i in range(local * per_stream, (local + 1) * per_stream):
                 seen = sorted([pair for pair, visible in zip(pairs, mask[i], strict=True) if visible])
                 place = (int(ubatch.pos[1, i]), int(ubatch.pos[2, i])) if two_d else (0, 0)
