@@ -232,7 +232,7 @@ class Context:
             self.observer(Event("split", detail=detail))
         prepared.apply()
         views = prepared.views
-        graph = self.graphs.decide(ubatch, n_outputs, views)
+        graph = self.graphs.decide(ubatch, n_outputs, views, self.causal_attn)
         if self.observer is not None:
             self.observer(Event("graph", detail={"reused": graph.reused, "reason": graph.reason}))
         if fault is not None and fault.kind == "alloc":

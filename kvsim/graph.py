@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvsim.batch import Ubatch
 from kvsim.memory import View
 
@@ -17,10 +19,11 @@ ALWAYS_REBUILT = {
     "llama4": "its temperature-scaling input has no check",
     "mistral3": "its temperature-scaling input has no check",
     "mistral4": "its temperature-scaling input has no check",
-    "deepseek2": "its temperature-scaling input has no check",
+    "granite-switch": "its router input has no check",
     "t5": "its position-bucket input has no check",
 }
-"""Architectures with an input that llama.cpp cannot check, and so never reuses."""
+"""Architectures with an input that llama.cpp cannot check, and so never reuses. The Mistral ones have it if
+their file sets a temperature scale, which the published ones do."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,11 @@ class GraphCache:
         self._active = None
         self._dropped = reason
 
-    def decide(self, ubatch: Ubatch, n_outputs: int, views: Mapping[str, View]) -> GraphDecision:
+    def decide(
+        self, ubatch: Ubatch, n_outputs: int, views: Mapping[str, View], causal_attn: bool = True
+    ) -> GraphDecision:
         """Reuse the active graph, or remember what a new one is built from."""
-        key = graph_key(ubatch, n_outputs, views)
+        key = {**graph_key(ubatch, n_outputs, views), "causal_attn": causal_attn}
         slot = n_outputs > 0
         reason = self._why_not(slot, key)
         self._built[slot] = key
@@ -84,6 +89,8 @@ def graph_key(ubatch: Ubatch, n_outputs: int, views: Mapping[str, View]) -> dict
         "embeddings": ubatch.has_embd,
         "n_outputs": n_outputs,
     }
+    if ubatch.is_embd is not None:
+        key["mixed, rows of tokens"] = int(np.count_nonzero(~ubatch.is_embd))
     if ubatch.equal_seqs:
         key["sequences"] = ubatch.seq_id_unq
     for leaf, view in views.items():

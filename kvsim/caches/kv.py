@@ -64,6 +64,8 @@ class KVCache(Leaf):
     kind = "kv"
     has_mask = True
     """Whether the graph masks attention over these cells; an indexer's cells are masked otherwise."""
+    view: type[KVView] = KVView
+    """What the graph of a ubatch sees of this cache."""
 
     def __init__(self, spec: CacheSpec, name: str = "kv", store: KVStore | None = None) -> None:
         self.spec = spec
@@ -242,7 +244,7 @@ class KVCache(Leaf):
     def apply_ubatch(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
         """Place a ubatch (``apply_ubatch``) and return what its graph sees."""
         self._place(slot, ubatch)
-        return KVView(self, slot, ubatch)
+        return self.view(self, slot, ubatch)
 
     def _place(self, slot: SlotInfo, ubatch: Ubatch, trial: bool = False) -> dict[int, int]:
         """Write positions, ext and owners; purge so that sequences stay gapless; move the heads.

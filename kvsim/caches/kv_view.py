@@ -90,7 +90,8 @@ class KVView(View):
         return out
 
     def reuse_key(self) -> dict[str, Any]:
-        return {"n_kv": self.n_kv, "n_stream": self.n_stream}
+        """Nothing if no block reads this cache: its inputs are not part of the graph then."""
+        return {"n_kv": self.n_kv, "n_stream": self.n_stream} if self.cache.spec.map_layer_ids else {}
 
     def describe(self, name: str, record: dict[str, Any]) -> None:
         record.setdefault("slots", {})[name] = {**self.slot.to_json(), "n_kv": self.n_kv}
