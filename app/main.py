@@ -12,7 +12,7 @@ if str(ROOT) not in sys.path:  # run from a checkout that is not installed
     sys.path.insert(0, str(ROOT))
 
 from app import style  # noqa: E402
-from app.pages import replay  # noqa: E402
+from app.views import replay  # noqa: E402
 
 st.set_page_config(page_title="kvsim", page_icon=style.ICON, layout="wide")
 st.html(style.CSS)
