@@ -162,11 +162,6 @@ class CellTable:
         """Cells at position -1 that yet count as used (R21)."""
         return frozenset(self._phantom)
 
-    @property
-    def half_alive(self) -> frozenset[int]:
-        """Cells at position -1 that yet count as used (R21)."""
-        return frozenset(self._phantom)
-
     def sequences(self) -> list[int]:
         """Every sequence that some cell carries, ascending."""
         return self._kept.sequences()
