@@ -108,6 +108,12 @@ def replay(trace: Trace, leaves: LeafFactory | None = None) -> Iterator[Step]:
     Memory does not grow with the trace, but for the states it saves. Raises TraceError at an operation on
     which llama.cpp would have ended, naming it.
     """
+    for _, computed in replay_beside(trace, leaves):
+        yield computed
+
+
+def replay_beside(trace: Trace, leaves: LeafFactory | None = None) -> Iterator[tuple[Step, Step]]:
+    """As :func:`replay`, each computed step after the recorded one; the trace is read once."""
     try:
         replayer = Replayer(context_of(trace.header, leaves))
     except TraceError as err:
@@ -116,10 +122,9 @@ def replay(trace: Trace, leaves: LeafFactory | None = None) -> Iterator[Step]:
         try:
             ret = replayer.apply(recorded.op, recorded.args)
         except CacheUsageError as err:
-            raise TraceError(
-                f"operation {recorded.i} ({recorded.op}): {err}", trace.path, recorded.i + 2
-            ) from err
-        yield _step(replayer, recorded, ret)
+            reason = f"operation {recorded.i} ({recorded.op}): {err}"
+            raise TraceError(reason, trace.path, recorded.i + 2) from err
+        yield recorded, _step(replayer, recorded, ret)
 
 
 def _step(replayer: Replayer, recorded: Step, ret: int | None) -> Step:

@@ -16,7 +16,8 @@ from rich.text import Text
 from kvsim.cli.explain import explain
 from kvsim.cli.terminal import DIFFERENT, UNUSABLE, beside, find_traces, progress, stdout
 from kvsim.errors import TraceError
-from kvsim.trace import MISSING, Difference, Header, Step, compare_step, read_trace, replay
+from kvsim.replay import replay_beside
+from kvsim.trace import MISSING, Difference, Header, Step, compare_step, read_trace
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def replay_one(path: Path, report: Callable[[int], object]) -> Outcome:
     outcome = Outcome(str(path))
     try:
         trace = read_trace(path)
-        for recorded, computed in zip(trace, replay(trace), strict=True):
+        for recorded, computed in replay_beside(trace):
             found = compare_step(recorded, computed)
             outcome.operations += 1
             outcome.decodes += recorded.op == "decode"
