@@ -19,7 +19,7 @@ ALWAYS_REBUILT = {
     "llama4": "its temperature-scaling input has no check",
     "mistral3": "its temperature-scaling input has no check",
     "mistral4": "its temperature-scaling input has no check",
-    "granite-switch": "its router input has no check",
+    "graniteswitch": "its router input has no check",
     "t5": "its position-bucket input has no check",
 }
 """Architectures with an input that llama.cpp cannot check, and so never reuses. The Mistral ones have it if

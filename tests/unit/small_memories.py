@@ -129,7 +129,7 @@ MSA_STREAMS = "msa/minimax-m3-str-c256-u16-s4-f16-08"
 
 def tokens(seq: int | Sequence[int], n: int, start: int | None = None, out: bool = True) -> Batch:
     """``n`` tokens of one sequence (or shared by several), each an output or none."""
-    made = Batch.tokens_of(seq, list(range(1, n + 1)), start)
+    made = Batch.tokens_of(seq, [1 + i % 100 for i in range(n)], start)
     return replace(made, output=[out] * n)
 
 
