@@ -117,7 +117,7 @@ class Checkpoints:
                 last, at = each.n_tokens, at + 1
 
     def _masked(self) -> tuple[int, int]:
-        """Cells of the sequence that the window caches hold but a state leaves out, and bytes of their rows."""
+        """Cells of the sequence that window caches hold but a state leaves out, and bytes of their rows."""
         n_cells = n_bytes = 0
         for cache in self.slot.context.memory.leaves().values():
             if not isinstance(cache, KVCache) or cache.spec.swa_type is SwaType.NONE:

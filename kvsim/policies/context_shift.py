@@ -78,7 +78,7 @@ class ContextShift:
         memory = slot.context.memory
         if not memory.can_shift:
             raise CacheUsageError(
-                f"a {memory.kind} memory of {slot.context.model.arch} cannot shift its positions, so the server "
+                f"a {memory.kind} memory of {slot.context.model.arch} cannot shift positions, so the server "
                 "turns context shift off. Stop at the end of the context, or decode the kept part anew"
             )
         plan = self.plan(slot)

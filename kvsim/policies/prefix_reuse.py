@@ -84,7 +84,7 @@ def common_prefix(cached: Sequence[int], prompt: Sequence[int]) -> int:
 
 
 def match_chunks(cached: Sequence[int], prompt: Sequence[int], n_cache_reuse: int) -> list[Chunk]:
-    """Chunks after the common prefix, of at least ``n_cache_reuse`` tokens (not positive: none), found greedily
+    """Chunks after the common prefix, of ``n_cache_reuse`` tokens or more (not positive: none), found
     from the left: where the next prompt tokens don't match long enough, the cached side goes on by one."""
     chunks: list[Chunk] = []
     src = dst = common_prefix(cached, prompt)

@@ -1,4 +1,4 @@
-"""A conversation in a file: the state of its sequence, and its tokens (the server's slot save and restore)."""
+"""A conversation in a file: the state of its sequence, and its tokens (a server's slot save and restore)."""
 
 from __future__ import annotations
 

@@ -72,8 +72,10 @@ class Slot:
 
     @property
     def n_swa(self) -> int:
-        """Width of the window that can be lost: 0 without one, or if the cache is full size anyway."""
-        return 0 if self.context.resolved.swa_full else self.context.model.n_swa
+        """Width of the window that can be lost: 0 without one, or if the cache is full size anyway, or for
+        DeepSeek-V4, whose compressors go back less far than its window (``llama_model_n_swa``)."""
+        compressed = isinstance(self.context.memory, DSV4Cache)
+        return 0 if compressed or self.context.resolved.swa_full else self.context.model.n_swa
 
     @property
     def keeps_state(self) -> bool:
