@@ -1,4 +1,4 @@
-"""The decode loop: return codes, rollback, retry, outputs, failures in words (spec decode.md, sections 1 to 5)."""
+"""The decode loop: codes, rollback, retry, outputs, failures in words (spec decode.md, sections 1 to 5)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def reason(ctx: Context) -> str:
     ("a", "b", "both"),
     [
         (OK, OK, OK), (OK, NONE, OK), (NONE, OK, OK), (NONE, NONE, NONE), (PREPARE, OK, PREPARE),
-        (OK, PREPARE, PREPARE), (NONE, COMPUTE, COMPUTE), (PREPARE, COMPUTE, PREPARE), (COMPUTE, PREPARE, COMPUTE),
+        (OK, PREPARE, PREPARE), (NONE, COMPUTE, COMPUTE), (PREPARE, COMPUTE, PREPARE),
+        (COMPUTE, PREPARE, COMPUTE),
     ],
 )  # fmt: skip
 def test_status_of_a_pair_is_the_first_failure_else_success_if_any(a: Any, b: Any, both: Any) -> None:
@@ -135,7 +136,7 @@ def test_1_when_the_batch_cannot_be_split() -> None:
 
 
 def test_the_retry_happens_only_if_optimising_had_work() -> None:
-    """In b11434 it has none, so a refusal is final; work that survived step 5 would be run and tried again."""
+    """In b11434 it has none, so a refusal is final; work that survived step 5 would run, then one retry."""
     ctx = recorded(KV, {"kv": 8})
     feed(ctx, 0, 8)
     tried: list[bool] = []
@@ -331,7 +332,7 @@ def test_known_gap_more_sequences_than_n_ubatch_make_a_ubatch_one_token_too_long
 
 
 def test_known_gap_cells_at_position_minus_one_through_decode_keep_and_copy() -> None:
-    """cells R21: used but empty; re-used without being freed; kept by its own sequence, freed by another's."""
+    """cells R21: used but empty; re-used without being freed; kept for its own sequence only."""
     ctx = recorded(KV, {"kv": 8})
     assert ctx.decode(tokens(0, 2, -1)) == 0
     assert [row[:3] for row in snapshot(ctx)["caches"]["kv"][0]["cells"]] == [[0, -1, [0]], [1, 0, [0]]]
