@@ -152,6 +152,9 @@ class Context:
             self.allocator.init(batch, memory, output_all)
         except BatchError as err:
             return self._fail(BAD_BATCH, str(err), batch=err)
+        if self.observer is not None:
+            for pair in kv_hazards.split_histories(memory, self.allocator.coupled):
+                self._emit("hazard", id="shared-token-sees-one-history", seqs=list(pair))
         self._check_size(self.allocator.n_tokens)
         memory.check_batch(self.allocator, self.resolved.n_ubatch, output_all)
         self.update()
@@ -230,6 +233,8 @@ class Context:
         if self.observer is not None:
             detail = {"n_tokens": ubatch.n_tokens, "n_seqs": ubatch.n_seqs, "idx": ubatch.idx.tolist()}
             self.observer(Event("split", detail=detail))
+            if ubatch.n_tokens > self.resolved.n_ubatch:
+                self._emit("hazard", id="ubatch-exceeds-limit", n_tokens=ubatch.n_tokens)
         prepared.apply()
         views = prepared.views
         graph = self.graphs.decide(ubatch, n_outputs, views, self.causal_attn)

@@ -161,6 +161,8 @@ class CompositeMemory(Memory):
                 for leaf in part.leaves().values():
                     if isinstance(leaf, KVCache):
                         drop_sequence(leaf, seq)
+            if done:
+                self.hazard("failed-restore-loses-sequence", seq=seq)
         if not self.undoes_restore and done:
             self.hazard("half-restored", restored=[name for name, _ in done], failed=failed, seq=seq)
         elif len(self.parts) > len(done) + 1:

@@ -222,7 +222,7 @@ class KVCache(Leaf):
         slots: list[SlotInfo] = []
         undo: list[tuple[SlotInfo, list[int], list[SavedCells]]] = []
         purged: list[dict[int, int]] = []
-        half_alive = [cells.half_alive for cells in self.cells] if self.observer is not None else []
+        before = kv_hazards.Before.of(self) if self.observer is not None else None
         for i, ubatch in enumerate(ubatches):
             slot = self.find_slot(ubatch, self.contiguous)
             if slot is None:
@@ -237,8 +237,8 @@ class KVCache(Leaf):
             for local, (stream, cells) in enumerate(zip(slot.strm, saved, strict=True)):
                 self.cells[stream].restore(cells)
                 self.heads[stream] = heads[local]
-        if self.observer is not None:
-            kv_hazards.after_prepare(self, ubatches, purged, half_alive)
+        if before is not None:
+            kv_hazards.after_prepare(self, ubatches, purged, before)
         return slots if len(slots) == len(ubatches) else None
 
     def apply_ubatch(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
@@ -379,6 +379,8 @@ class KVCache(Leaf):
             self._emit("stream_copy", dst, src=src)
         if not shift:
             return
+        if self.observer is not None:
+            kv_hazards.before_shift(self)
         if self.spec.rope_type is not RopeType.NONE and self.store is not None:
             self.store.apply_shift(np.stack([cells.shift for cells in self.cells]))
         for stream, cells in enumerate(self.cells):

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvsim import window
 from kvsim.batch import Ubatch
 from kvsim.errors import StateError
 from kvsim.memory import IntArray, Memory, SlotInfo
+from kvsim.models.params import RopeType
 
 if TYPE_CHECKING:
     from kvsim.caches.kv import KVCache
 
 
+@dataclass(frozen=True)
+class Before:
+    """What a preparation should put back and does not always: per stream cells at position -1, and heads."""
+
+    half_alive: list[frozenset[int]]
+    heads: list[int]
+
+    @classmethod
+    def of(cls, cache: KVCache) -> Before:
+        return cls([table.half_alive for table in cache.cells], list(cache.heads))
+
+
 def after_prepare(
-    cache: KVCache,
-    ubatches: Sequence[Ubatch],
-    purged: Sequence[Mapping[int, int]],
-    half_alive: Sequence[frozenset[int]],
+    cache: KVCache, ubatches: Sequence[Ubatch], purged: Sequence[Mapping[int, int]], before: Before
 ) -> None:
     """What a preparation leaves behind although it was undone. ``purged``: for every ubatch that found its
-    slot, the highest position purged of each sequence. ``half_alive``: the cells at position -1 before."""
+    slot, the highest position purged of each sequence."""
     if len(purged) < len(ubatches):
         seqs = sorted({s for purge in purged for s in purge})
         if seqs:
@@ -38,8 +49,11 @@ def after_prepare(
                 cache.spec.swa_type, cache.spec.n_swa, min(earlier)
             ):
                 cache._hazard("purge-blinds-earlier-ubatch", seq=s, highest=highest)
-    if [table.half_alive for table in cache.cells] != list(half_alive):
+    after = Before.of(cache)
+    if after.half_alive != before.half_alive:
         cache._hazard("undo-misses-position-minus-one")
+    if after.heads != before.heads and len(purged) < len(ubatches):
+        cache._hazard("heads-exchanged", before=before.heads, after=after.heads)
 
 
 def _positions(ubatch: Ubatch, seq: int) -> list[int]:
@@ -85,6 +99,17 @@ def after_place(cache: KVCache, robbed: Iterable[int]) -> None:
     forgotten = [s for s in robbed if cache.seq_pos_max(s) < 0]
     if forgotten:
         cache._hazard("window-forgets-sequence", seqs=forgotten)
+
+
+def before_shift(cache: KVCache) -> None:
+    """All rows are turned, those that did not move by 0: what rounds is rounded again, and an indexer's keys
+    are turned although they are stored rotated."""
+    if cache.spec.rope_type is RopeType.NONE:
+        return
+    if cache.spec.is_quantized_k:
+        cache._hazard("shift-requantizes-all")
+    elif cache.spec.n_rot_k:
+        cache._hazard("indexer-keys-turned-as-stored")
 
 
 def before_save(cache: KVCache, seq: int) -> None:
@@ -145,3 +170,21 @@ def holds_more(memory: Memory, ubatch: Ubatch, seq: int, p0: int) -> bool:
             if int((table.pos[table.has(seq, table.size)] >= max(p0, 0)).sum()) > n:
                 return True
     return False
+
+
+def split_histories(memory: Memory, coupled: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Pairs of sequences that are to share tokens and do not hold the same tokens so far: the shared ones
+    attend to the history of one of them only."""
+    return [pair for pair in coupled if _history(memory, pair[0]) != _history(memory, pair[1])]
+
+
+def _history(memory: Memory, seq: int) -> list[list[tuple[int, int]]]:
+    """Positions and tokens of a sequence, per attention cache."""
+    history = []
+    for leaf in memory.leaves().values():
+        cells = getattr(leaf, "cells", None)
+        if isinstance(cells, list):
+            table = cells[seq if len(cells) > 1 else 0]
+            own = table.has(seq, table.size) & (table.pos >= 0)
+            history.append(sorted(zip(table.pos[own].tolist(), table.tok[own].tolist(), strict=True)))
+    return history

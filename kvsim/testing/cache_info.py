@@ -85,11 +85,38 @@ _ISWA = (
     Config("one-sequence", _windowed(SwaType.STANDARD, 4), _params(1, False, 4), {"base": 16, "swa": 8}),
 )
 
+_LATENT = replace(ATTENTION, indexer_full=True)
+_DSA_MODEL = ModelParams(
+    "deepseek32", (_LATENT,), n_embd=4, rope_type=RopeType.NORM, is_mla=True, has_kv_lora=True,
+    indexer_head_size=4, indexer_n_head=1, indexer_top_k=2,
+)  # fmt: skip
+_DSA = (
+    Config("tiny", _DSA_MODEL, _params(3, True, 4), {"mla": 12, "lid": 12}),
+    Config("streams", _DSA_MODEL, _params(3, False, 4), {"mla": 8, "lid": 8}),
+)
+_DSA_ISWA_MODEL = replace(
+    _DSA_MODEL, arch="dots3note", layers=(WINDOW, _LATENT), swa_type=SwaType.STANDARD, n_swa=3
+)
+_DSA_ISWA = (
+    Config("tiny", _DSA_ISWA_MODEL, _params(3, True, 4), {"mla": 14, "lid": 14, "swa": 9}),
+    Config("streams", _DSA_ISWA_MODEL, _params(2, False, 4), {"mla": 12, "lid": 12, "swa": 8}),
+)
+_MSA_MODEL = ModelParams(
+    "minimax-m3", (ATTENTION,), n_embd=4, rope_type=RopeType.NEOX, indexer_head_size=4, indexer_block_size=4
+)
+_MSA = (
+    Config("tiny", _MSA_MODEL, _params(3, True, 4), {"base": 12, "idx": 12}),
+    Config("streams", _MSA_MODEL, _params(3, False, 4), {"base": 8, "idx": 8}),
+)
+
 CACHES: dict[str, CacheInfo] = {
     info.kind: info
     for info in (
         CacheInfo("kv", _KV),
         CacheInfo("iswa", _ISWA, partial=True),
+        CacheInfo("dsa", _DSA),
+        CacheInfo("dsa_iswa", _DSA_ISWA, partial=True),
+        CacheInfo("msa", _MSA),
     )
 }
 """Every member of the family that the suites know, by kind."""

@@ -20,6 +20,7 @@ from kvsim.caches.kv import KVCache
 from kvsim.context import Context
 from kvsim.errors import BatchError, CacheUsageError, KvsimError
 from kvsim.events import Event
+from kvsim.hazards import CONTENT, HAZARDS
 from kvsim.ledger import AttentionPart, Entry, Ledger, Part
 from kvsim.ledger_states import Histories
 from kvsim.memory import Memory, Snapshot
@@ -66,6 +67,7 @@ class Checked:
         self.replayer = Replayer(self.context)
         self.ledger = Ledger(parts_of(self.memory), config.model.n_pos_per_embd)
         self.events: list[Event] = []
+        self.hazards: dict[str, int] = {}
         self._purged: set[str] = set()
         self._astray: set[int] = set()
         self._pair = window_pair(self.memory)
@@ -73,7 +75,6 @@ class Checked:
             n for n, leaf in self.memory.leaves().items() if getattr(leaf, "store", None) is None
         }
         self.context.observe(self._listen)
-        self.hazards: dict[str, int] = {}
         self.ops: list[Op] = []
         self.states: dict[int, Saved] = {}
         self.raised = False
@@ -86,7 +87,10 @@ class Checked:
 
     def _listen(self, event: Event) -> None:
         if event.kind == "hazard":
+            if event.detail["id"] not in HAZARDS:
+                raise CheckError(f"hazard {event.detail['id']!r} is not in the table of hazards")
             self.events.append(event)
+            self.hazards[event.detail["id"]] = self.hazards.get(event.detail["id"], 0) + 1
         elif event.kind == "purge":
             self._purged.add(event.cache)
 
@@ -130,8 +134,6 @@ class Checked:
             self.network.first += len(op.args["seq"])
         if not self.raised:
             self._enter(op, ret, first)
-        for event in self.events:
-            self.hazards[event.detail["id"]] = self.hazards.get(event.detail["id"], 0) + 1
         self.refine()
         return ret
 
@@ -321,7 +323,10 @@ def state_leaves(memory: Memory, flags: int) -> list[str]:
 
 
 def concerns(event: Event, part: str, seq: int) -> bool:
-    """Whether a hazard speaks of this part and sequence. One that names no sequence speaks of all."""
+    """Whether a hazard explains a difference in this part and sequence. One that names no sequence speaks of
+    all, one that is not about content of none."""
+    if HAZARDS[event.detail["id"]].kind != CONTENT:
+        return False
     if event.cache in _LEAF_NAMES and event.cache != part:
         return False
     named = named_by(event)
