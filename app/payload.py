@@ -13,6 +13,7 @@ everything the player shows as text comes from here or from its own labels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -129,9 +130,7 @@ class Packer:
             packed["why"] = words.shortage.to_json()
         if placed:
             packed["say_u"] = words.ubatches
-            packed["u"] = [
-                self._ubatch(p, raw) for p, raw in zip(placed, step.ubatches or [], strict=True)
-            ]
+            packed["u"] = [self._ubatch(p, raw) for p, raw in zip(placed, step.ubatches or [], strict=True)]
         if step.op == "decode":
             packed["n"] = len(step.args.get("seq") or [])
             packed["seqs"] = sorted({s for row in step.args.get("seq") or [] for s in row})
@@ -171,7 +170,7 @@ class Packer:
             kept &= (old[:, X] == cells[:, X]) & (old[:, Y] == cells[:, Y])
         step &= np.diff(kept.astype(np.int8)) == 0
         edges = [0, *(np.flatnonzero(~step) + 1).tolist(), index.size]
-        for a, b in zip(edges[:-1], edges[1:], strict=True):
+        for a, b in pairwise(edges):
             owner = int(cells[a, OWNERS])
             run: Run = [int(index[a]), b - a, int(cells[a, POS]), owner, int(cells[a, SHIFT])]
             if owner and not kept[a]:
@@ -202,8 +201,10 @@ class Packer:
         return u
 
     def _pooled(self, part: str, plan: dict[str, Any]) -> list[list[int]]:
-        """The pooled rows that a ubatch completed, as [stream, row]. Dummy blocks, which only keep the graph's
-        shape, write the last row for position 0 and are left out."""
+        """The pooled rows that a ubatch completed, as [stream, row].
+
+        Dummy blocks only keep the graph's shape: they write the last row for position 0 and are left out.
+        """
         ratio = self.header.config["dsv4"][part]["ratio"]
         size = self.header.caches[part]["size"]
         pairs = zip(plan["state_write_idxs"], plan["state_write_pos"], strict=True)
@@ -230,10 +231,10 @@ def _row_runs(p: Placement) -> list[list[int]]:
     """The rows of a ubatch in batch order as [owners, tokens] pairs, for the batch rail."""
     cuts = np.flatnonzero(np.diff(p.owners)) + 1
     edges = [0, *cuts.tolist(), p.n_tokens]
-    return [[int(p.owners[a]), b - a] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [[int(p.owners[a]), b - a] for a, b in pairwise(edges)]
 
 
 def _spans(cells: Any) -> list[list[int]]:
     cuts = np.flatnonzero(np.diff(cells) != 1) + 1
     edges = [0, *cuts.tolist(), cells.size]
-    return [[int(cells[a]), b - a] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [[int(cells[a]), b - a] for a, b in pairwise(edges)]

@@ -31,7 +31,18 @@ class Opened:
 
 def bundled() -> list[str]:
     """Names of the bundled recordings, ``kv/llama-uni-c256-u16-s4-f16-03``, simplest memories first."""
-    order = ["kv", "iswa", "recurrent", "hybrid", "hybrid_iswa", "hybrid_idx", "dsa", "dsa_iswa", "msa", "dsv4"]
+    order = [
+        "kv",
+        "iswa",
+        "recurrent",
+        "hybrid",
+        "hybrid_iswa",
+        "hybrid_idx",
+        "dsa",
+        "dsa_iswa",
+        "msa",
+        "dsv4",
+    ]
     names = [p.relative_to(FOLDER).as_posix().removesuffix(".jsonl.gz") for p in FOLDER.glob("*/*.jsonl.gz")]
     known = {memory: rank for rank, memory in enumerate(order)}
     return sorted(names, key=lambda name: (known.get(name.split("/")[0], len(order)), name))

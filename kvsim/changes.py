@@ -109,16 +109,14 @@ class PictureReader:
 
     def _lane(self, k: int, record: dict[str, Any]) -> Lane:
         spec, listed, last = self.specs[k], record["cells"], self._last[k]
-        if last is not None and last[0] == listed:
-            cells = last[1].cells
-        else:
-            cells = self._cells(spec, listed, last)
+        same = last is not None and last[0] == listed
+        cells = last[1].cells if last and same else self._cells(spec, listed, last)
         lane = Lane(spec, record["head"], record["used"], record["has_shift"], cells)
         self._last[k] = (listed, lane)
         return lane
 
     def _cells(self, spec: LaneSpec, listed: list[Any], last: tuple[list[Any], Lane] | None) -> Cells:
-        """The listed cells as an array. Cells equal at the start and the end of the list are not read again."""
+        """The listed cells as an array. What is equal at both ends of the list is not read again."""
         if last is None:
             cells = empty_cells(spec.size)
             changed = listed
@@ -132,7 +130,9 @@ class PictureReader:
         if changed:
             index = np.fromiter((cell[0] for cell in changed), np.int64, len(changed))
             if index.min() < 0 or index.max() >= spec.size:
-                raise ValueError(f"cell {int(index.max())} of {spec.cache} lies outside its {spec.size} cells")
+                raise ValueError(
+                    f"cell {int(index.max())} of {spec.cache} lies outside its {spec.size} cells"
+                )
             id_of = self.owners.id_of
             cells[index] = [(id_of(c[2]) or id_of((-1,)), c[1], c[3], c[4], c[5], c[6]) for c in changed]
         return cells
@@ -164,7 +164,7 @@ def changed_cells(before: Lane, after: Lane) -> NDArray[np.int64]:
 
 
 def masked_swa(swa_type: int, n_swa: int, key: Cells, query: Cells) -> NDArray[np.bool_]:
-    """Whether a query at ``query`` no longer sees a key at ``key`` (``src/llama-hparams.h: is_masked_swa``)."""
+    """Whether a query no longer sees a key, both as positions (``src/llama-hparams.h: is_masked_swa``)."""
     if swa_type == 1:
         return query - key >= n_swa
     if swa_type == 2:

@@ -173,7 +173,8 @@ export class Lane {
 
   _label(i, cell) {
     if (this.pw < 18 || !cell.owner.length) return "";
-    if (this.pw < 24 && !this._labelled(i, cell)) return "";
+    const plated = cell.owner.length > 1 && cell.pos > 99 && this.pw < 40;
+    if ((this.pw < 24 || plated) && !this._labelled(i, cell)) return "";
     return labelText(this.player.labels, cell);
   }
 

@@ -12,8 +12,9 @@ export const PAD = 16;  // room around a grid for rings and the head's pin
 
 // lanes: [{size, reach}], width of the cells' area, height for all lanes without their headers.
 export function fit(lanes, width, height, dpr = 1) {
-  const wanted = PITCHES.filter((p) => p <= 28);
-  for (const pitch of wanted.filter((p) => p >= 5)) {
+  // Numbers in every cell only help while there are few; beyond that a wide grid with textures reads better.
+  const most = Math.max(...lanes.map((lane) => Math.min(lane.size, lane.reach + 64))) <= 512 ? 28 : 19;
+  for (const pitch of PITCHES.filter((p) => p <= most && p >= 5)) {
     const plan = withPitch(lanes, pitch, width, dpr);
     if (plan && plan.height <= height) return plan;
   }

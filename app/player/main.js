@@ -36,6 +36,8 @@ export class Player {
 
   _build(payload) {
     this.model = new Model(payload);
+    this.motion?.stop();
+    this.frame = null;
     this.at = -1;
     this.number = el("span", "kv-number");
     this.call = el("span", "kv-call");

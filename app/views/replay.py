@@ -68,7 +68,9 @@ def _pick() -> str | None:
         "Recording",
         names,
         key="scenario",
-        placeholder="Choose a recording" if not st.session_state.get("upload") else st.session_state.upload[0],
+        placeholder="Choose a recording"
+        if not st.session_state.get("upload")
+        else st.session_state.upload[0],
         width=372,
         label_visibility="collapsed",
         on_change=_picked,
@@ -167,7 +169,10 @@ def _nothing_opened() -> None:
         st.html('<div class="kvs-ghost">' + "<i></i>" * 54 + "</div>")
         st.subheader("Open a recording", anchor=False)
         n = len(recordings.bundled())
-        st.text(f"Choose one of {n} bundled recordings, or open a .jsonl or .jsonl.gz file, up to {MAX_UPLOAD_MIB} MiB.")
+        st.text(
+            f"Choose one of {n} bundled recordings, or open a .jsonl or .jsonl.gz file, "
+            f"up to {MAX_UPLOAD_MIB} MiB."
+        )
         st.button("Play the first one", type="primary", on_click=_play_first)
 
 
@@ -180,7 +185,9 @@ def _damaged(opened: Opened) -> None:
     whole = opened.n_steps
     with st.container(key="card"):
         st.subheader("This file is damaged", anchor=False)
-        st.text(f"Lines 1–{whole + 1} are whole: a header and {whole:,} operation{'s' if whole != 1 else ''}.")
+        st.text(
+            f"Lines 1–{whole + 1} are whole: a header and {whole:,} operation{'s' if whole != 1 else ''}."
+        )
         st.code(opened.error or "", language=None, wrap_lines=True)
         st.button(
             f"Play the {whole:,} whole operation{'s' if whole != 1 else ''}",

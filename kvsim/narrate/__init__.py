@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvsim.changes import OwnerTable, Picture
-from kvsim.narrate import calls, decode, edits
+from kvsim.narrate import calls, decode, edits, states
+from kvsim.narrate.edit import Edit
 from kvsim.narrate.failures import Shortage, invalid_batch, no_slot, shortage
 from kvsim.narrate.placement import Placement, placements
 from kvsim.trace import Header, Step
@@ -62,7 +63,7 @@ def narrate(
         text = _decode(step, before, after, placed, owners, cparams["n_seq_max"], why)
         ubatches = [decode.ubatch_sentence(u, placed, before, owners) for u in range(len(placed))]
     else:
-        text = _edit(step, edits.Edit(before, after, owners))
+        text = _edit(step, Edit(before, after, owners))
     return Narration(
         calls.call(step), calls.short_call(step), verdict, failed, kind, mark, text, ubatches, why
     )
@@ -95,17 +96,21 @@ _EDITS = {
     "seq_add": edits.shift,
     "seq_div": edits.divide,
     "clear": edits.clear,
-    "state_seq_get": edits.save,
-    "state_get": edits.save,
-    "state_seq_set": edits.restore,
-    "state_set": edits.restore,
-    "rows": edits.rows,
+    "state_seq_get": states.save,
+    "state_get": states.save,
+    "state_seq_set": states.restore,
+    "state_set": states.restore,
+    "rows": states.rows,
 }
 
 
-def _edit(step: Step, edit: edits.Edit) -> str:
+def _edit(step: Step, edit: Edit) -> str:
     say = _EDITS.get(step.op)
-    return say(step, edit) if say else "This operation has no description yet; the picture shows what it changed."
+    return (
+        say(step, edit)
+        if say
+        else "This operation has no description yet; the picture shows what it changed."
+    )
 
 
 def _opening(after: Picture) -> str:

@@ -22,8 +22,8 @@ def decoded(step: Step, before: Picture, after: Picture, placed: list[Placement]
     else:
         n = sum(p.n_tokens for p in placed)
         sizes = [p.n_tokens for p in placed]
-        split = " + ".join(map(str, sizes)) if len(sizes) <= 4 else f"{len(sizes)} of at most {max(sizes)}"
-        main = f"{count(n, 'token')} in {len(placed)} ubatches, {split}: they go to {_all_cells(placed)}"
+        split = f"({' + '.join(map(str, sizes))})" if len(sizes) <= 4 else f"of at most {max(sizes)}"
+        main = f"{count(n, 'token')} in {len(placed)} ubatches {split} go to {_all_cells(placed)}"
         reason = ""
     purge = purged(before, after, placed, owners)
     if purge and len(placed) == 1 and not first:
@@ -83,8 +83,8 @@ def _taken(old: Lane, new: Lane, taken: NDArray[Any], owners: OwnerTable) -> str
     if taken.size == 1:
         winner = owners.sets[new.owners[taken[0]]]
         return (
-            f"In the window cache, {seqs(winner)} took {cells(taken)}: position {number(int(old.pos[taken[0]]))} "
-            f"of {seqs(losers)} there was already out of reach."
+            f"In the window cache, {seqs(winner)} took {cells(taken)}: {positions(old.pos[taken])} of "
+            f"{seqs(losers)} there was already out of reach."
         )
     return (
         f"In the window cache, {count(taken.size, 'cell')} of {seqs(losers)} are taken, "
@@ -95,7 +95,8 @@ def _taken(old: Lane, new: Lane, taken: NDArray[Any], owners: OwnerTable) -> str
 def _swept(old: Lane, gone: NDArray[Any], owners: OwnerTable, before: Picture) -> str:
     losers = sorted({s for o in np.unique(old.owners[gone]) for s in owners.sets[o]})
     if len(losers) == 1:
-        text = f" Seq {losers[0]} must stay gapless, so its older {positions(old.pos[gone])} {_are(gone)} purged too."
+        older = positions(old.pos[gone])
+        text = f" Seq {losers[0]} must stay gapless, so its older {older} {_are(gone)} purged too."
     else:
         text = (
             f" {sentence(seqs(losers))} must stay gapless, so {count(gone.size, 'older cell')} of theirs "
@@ -118,7 +119,11 @@ def _pending(before: Picture) -> str:
         if waiting.size:
             by = np.unique(waiting)
             turn = f"by {number(int(by[0]))}" if by.size == 1 else "each by what its cell notes"
-            keys = "the pending key turns" if waiting.size == 1 else f"the {number(waiting.size)} pending keys turn"
+            keys = (
+                "the pending key turns"
+                if waiting.size == 1
+                else f"the {number(waiting.size)} pending keys turn"
+            )
             parts.append(f"{keys} {turn}")
             break
     return f"First {' and '.join(parts)}. " if parts else ""
@@ -167,7 +172,9 @@ def _all_cells(placed: list[Placement]) -> str:
     for cache, stream in lanes:
         taken = np.concatenate([p.cells[cache, stream][1] for p in placed if (cache, stream) in p.cells])
         of = f" of stream {stream}" if streams > 1 else ""
-        texts[cache] = f"{texts[cache]} and {cells(taken, 3)}{of}" if cache in texts else f"{cells(taken, 3)}{of}"
+        texts[cache] = (
+            f"{texts[cache]} and {cells(taken, 3)}{of}" if cache in texts else f"{cells(taken, 3)}{of}"
+        )
     if len(set(texts.values())) == 1:
         return next(iter(texts.values())) + (f" of {join(list(texts))}" if len(texts) > 1 else "")
     return join([f"{text} of {cache}" for cache, text in texts.items()])
@@ -178,7 +185,7 @@ def _reason(p: Placement, before: Picture) -> str:
     lanes = {(lane.spec.cache, lane.spec.stream): lane for lane in before.lanes}
     if len({cache for cache, _ in p.cells}) != 1 or len(p.cells) != 1:
         return ""
-    (key, (_, taken)), = p.cells.items()
+    ((key, (_, taken)),) = p.cells.items()
     lane = lanes[key]
     first, last = int(taken[0]), int(taken[-1])
     if not before.lanes[0].used or first == lane.head == int((lane.owners != 0).sum()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,8 @@ def no_slot(why: Shortage | None) -> str:
     if 0 < fits < len(why.asked):
         left = room - sum(why.asked[:fits])
         text += (
-            f" {_of_ubatches(fits, len(why.asked))} found room; the next, of {count(why.asked[fits], 'token')}, "
-            f"found {number(left) if left else 'none'}."
+            f" {number(fits)} of the {number(len(why.asked))} ubatches found room; the next, of "
+            f"{count(why.asked[fits], 'token')}, found {number(left) if left else 'none'}."
         )
     return text
 
@@ -127,17 +128,19 @@ def _broken_positions(rows: list[list[int]], pos: list[int], before: Picture) ->
         low_i, low = min(mine, key=lambda pair: pair[1])
         if last >= 0 and low != last + 1:
             return (
-                f"token {low_i} of seq {seq} has position {number(low)}, but seq {seq} ends at {number(last)}, "
-                f"so {number(last + 1)} is expected"
+                f"token {low_i} of seq {seq} has position {number(low)}, but seq {seq} ends at "
+                f"{number(last)}, so {number(last + 1)} is expected"
             )
         distinct = sorted({p for _, p in mine})
         if distinct[-1] - distinct[0] + 1 > len(distinct):
-            a, b = next((a, b) for a, b in zip(distinct, distinct[1:], strict=False) if b != a + 1)
+            a, b = next((a, b) for a, b in pairwise(distinct) if b != a + 1)
             return f"the positions of seq {seq} jump from {number(a)} to {number(b)} within the batch"
-        for (_, a), (i, b) in zip(mine, mine[1:], strict=False):
+        for (_, a), (i, b) in pairwise(mine):
             if b < a:
                 return f"token {i} of seq {seq} goes back from position {number(a)} to {number(b)}"
-    coupled = next((row for row in rows if len({tuple(before.pos.get(str(s), [-1, -1])) for s in row}) > 1), None)
+    coupled = next(
+        (row for row in rows if len({tuple(before.pos.get(str(s), [-1, -1])) for s in row}) > 1), None
+    )
     if coupled:
         return f"{seqs(coupled)} share tokens here, but they no longer hold the same positions"
     if any(p < 0 for p in pos):
@@ -184,14 +187,12 @@ def _explained(why: Shortage, lane: Lane, owners: OwnerTable) -> Shortage:
     for set_ids, n in alone[:2]:
         remedies.append((f"remove {seqs(set_ids)} first", f"+{number(n)}"))
     bigger = why.size + max(256, -(-max(why.short, 0) // 256) * 256)
-    remedies.append((f"{number(bigger)} cells instead of {number(why.size)}", f"+{number(bigger - why.size)}"))
+    remedies.append(
+        (f"{number(bigger)} cells instead of {number(why.size)}", f"+{number(bigger - why.size)}")
+    )
     remedies.append(("defragment", "no gain"))
     return Shortage(**{**why.__dict__, "holders": holders, "remedies": remedies})
 
 
 def _ubatches_that_fit(sizes: list[int], room: int) -> int:
     return int(np.searchsorted(np.cumsum(sizes), room, side="right"))
-
-
-def _of_ubatches(fits: int, total: int) -> str:
-    return f"{number(fits)} of the {number(total)} ubatches"

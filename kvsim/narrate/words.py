@@ -61,8 +61,8 @@ def positions(values: Iterable[int] | NDArray[Any], capital: bool = False, most:
     array = np.unique(np.asarray(list(values) if not isinstance(values, np.ndarray) else values))
     word = "position" if array.size == 1 else "positions"
     if len(runs(array)) > most:
-        text = f"{number(array.size)} {word} between {number(int(array[0]))} and {number(int(array[-1]))}"
-        return text
+        low, high = number(int(array[0])), number(int(array[-1]))
+        return f"{number(array.size)} {word} between {low} and {high}"
     text = f"{word} {ranges(array, most)}"
     return text[0].upper() + text[1:] if capital else text
 

@@ -121,7 +121,9 @@ class _Chats:
         self.last[seq] = p0 - 1
         return self._step(i, "seq_rm", {"seq": seq, "p0": p0, "p1": -1}, 1)
 
-    def _step(self, i: int, op: str, args: dict, ret: int | None, ubatches: list | None = None) -> tuple[Step, Picture]:
+    def _step(
+        self, i: int, op: str, args: dict, ret: int | None, ubatches: list | None = None
+    ) -> tuple[Step, Picture]:
         used = int((self.cells[:, OWNERS] != 0).sum())
         lane = Lane(self.spec, self.head, used, False, self.cells)
         pos = {str(s): [0 if self.last[s] >= 0 else -1, self.last[s]] for s in range(self.n_seq)}

@@ -16,8 +16,10 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_an_imported_module_comes_first_and_keeps_its_own_names(folder) -> None:
-    (folder / "leaf.js").write_text('const secret = 1;\nexport const value = secret;\n')
-    (folder / "top.js").write_text('import { value } from "./leaf.js";\n\nexport function show() { return value; }\n')
+    (folder / "leaf.js").write_text("const secret = 1;\nexport const value = secret;\n")
+    (folder / "top.js").write_text(
+        'import { value } from "./leaf.js";\n\nexport function show() { return value; }\n'
+    )
     text = bundler.bundle("top")
     assert text.index("module_leaf =") < text.index("module_top =")
     assert "const { value } = module_leaf;" in text

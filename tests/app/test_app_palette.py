@@ -16,9 +16,21 @@ LMS = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.029
 
 # Machado 2009, severity 1.
 MACHADO = {
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    "protan": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deutan": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritan": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
 }
 
 
@@ -51,7 +63,7 @@ def brettel_tritan(rgb: np.ndarray) -> np.ndarray:
 def simulations() -> dict:
     views = {"normal": lambda v: v}
     for kind, matrix in MACHADO.items():
-        views[f"{kind} M"] = lambda v, m=np.array(matrix): m @ v
+        views[f"{kind} M"] = np.array(matrix).__matmul__
     views["protan V"] = lambda v: vienot("protan", v)
     views["deutan V"] = lambda v: vienot("deutan", v)
     views["tritan B"] = brettel_tritan
@@ -59,7 +71,13 @@ def simulations() -> dict:
 
 
 def lab(rgb: np.ndarray) -> np.ndarray:
-    m = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]])
+    m = np.array(
+        [
+            [0.4124564, 0.3575761, 0.1804375],
+            [0.2126729, 0.7151522, 0.0721750],
+            [0.0193339, 0.1191920, 0.9503041],
+        ]
+    )
     v = m @ np.clip(rgb, 0, 1) / np.array([0.95047, 1.0, 1.08883])
     f = np.where(v > (6 / 29) ** 3, np.cbrt(v), v / (3 * (6 / 29) ** 2) + 4 / 29)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
@@ -86,7 +104,9 @@ def ciede2000(one: np.ndarray, two: np.ndarray) -> float:
     )
     sl = 1 + 0.015 * (lm - 50) ** 2 / np.sqrt(20 + (lm - 50) ** 2)
     sc, sh = 1 + 0.045 * cm, 1 + 0.015 * cm * t
-    rotation = -np.sin(np.radians(60 * np.exp(-(((hm - 275) / 25) ** 2)))) * 2 * np.sqrt(cm**7 / (cm**7 + 25**7))
+    rotation = (
+        -np.sin(np.radians(60 * np.exp(-(((hm - 275) / 25) ** 2)))) * 2 * np.sqrt(cm**7 / (cm**7 + 25**7))
+    )
     terms = (dl / sl) ** 2 + (dc / sc) ** 2 + (dhh / sh) ** 2 + rotation * (dc / sc) * (dhh / sh)
     return float(np.sqrt(terms))
 
@@ -102,7 +122,14 @@ def test_ciede2000_of_a_published_pair() -> None:
     assert ciede2000(one, two) == pytest.approx(2.0425, abs=1e-4)
 
 
-FLOORS = {("light", 4): 21.0, ("light", 8): 14.7, ("light", 12): 11.2, ("dark", 4): 21.1, ("dark", 8): 14.7, ("dark", 12): 11.1}
+FLOORS = {
+    ("light", 4): 21.0,
+    ("light", 8): 14.7,
+    ("light", 12): 11.2,
+    ("dark", 4): 21.1,
+    ("dark", 8): 14.7,
+    ("dark", 12): 11.1,
+}
 
 
 @pytest.mark.parametrize(("theme", "n"), FLOORS)
@@ -127,10 +154,16 @@ def contrast(one: str, two: str) -> float:
 
 
 @pytest.mark.parametrize("column", [0, 1])
-@pytest.mark.parametrize("text", ["ink", "ink2", "ink3", "fail", "hazard", "agrees", "decode", "edit", "copy", "state"])
+@pytest.mark.parametrize(
+    "text", ["ink", "ink2", "ink3", "fail", "hazard", "agrees", "decode", "edit", "copy", "state"]
+)
 def test_text_reaches_its_contrast(column: int, text: str) -> None:
-    grounds = ["bg", "panel"] + {"fail": ["fail-bg"], "hazard": ["hazard-bg"], "ink": ["cell", "fail-bg"]}.get(text, [])
-    for ground in grounds:
+    more = {
+        "fail": ["fail-bg"],
+        "hazard": ["hazard-bg"],
+        "ink": ["cell", "fail-bg"],
+    }.get(text, [])
+    for ground in ["bg", "panel", *more]:
         assert contrast(TOKENS[text][column], TOKENS[ground][column]) >= 4.5, ground
 
 
@@ -145,5 +178,10 @@ def test_streamlit_theme_repeats_the_palette(theme: str, column: int) -> None:
     path = Path(__file__).parents[2] / "app" / ".streamlit" / "config.toml"
     told = tomllib.loads(path.read_text())["theme"][theme]
     assert told["chartCategoricalColors"] == SEQUENCES[theme]
-    pairs = {"backgroundColor": "bg", "secondaryBackgroundColor": "sunk", "textColor": "ink", "borderColor": "line2"}
+    pairs = {
+        "backgroundColor": "bg",
+        "secondaryBackgroundColor": "sunk",
+        "textColor": "ink",
+        "borderColor": "line2",
+    }
     assert {key: told[key] for key in pairs} == {key: TOKENS[name][column] for key, name in pairs.items()}

@@ -22,6 +22,9 @@ KV = "kv/llama-uni-c256-u16-s4-f16-03"
 ISWA = "iswa/gemma3-swa20-uni-c512-u64-s8-q8_0-05"
 
 
+DECODED = [KV, ISWA, "kv/qwen2vl-uni-c256-u32-s4-f16-11", "hybrid/jamba-str-c256-u32-s4-f16-00"]
+
+
 def payload_of(name: str) -> dict:
     trace = read_trace(TRACES / f"{name}.jsonl.gz")
     return pack(trace.header, trace, name)
@@ -67,7 +70,8 @@ DIGEST = """order => order.map(i => { const m = kvsim.player.model; m.frame(i);
   return m.now.map(c => { let sum = 0;
     for (let k = 0; k < c.size; k++) {
       const own = m.owners[c.owner[k]].reduce((a, s) => a + s + 2, 0);
-      sum = (sum * 31 + own * 7 + (c.pos[k] + 2) * 3 + c.shift[k] + (c.owner[k] ? c.tok[k] + 5 : 4)) % 1000003;
+      const tok = c.owner[k] ? c.tok[k] + 5 : 4;
+      sum = (sum * 31 + own * 7 + (c.pos[k] + 2) * 3 + c.shift[k] + tok) % 1000003;
     }
     return [((sum % 1000003) + 1000003) % 1000003, c.head, c.used]; }) })"""
 
@@ -89,7 +93,9 @@ def digests(name: str) -> list:
     return found
 
 
-@pytest.mark.parametrize("name", [KV, ISWA, "kv/qwen2vl-uni-c256-u32-s4-f16-11", "hybrid/jamba-str-c256-u32-s4-f16-00"])
+@pytest.mark.parametrize(
+    "name", [KV, ISWA, "kv/qwen2vl-uni-c256-u32-s4-f16-11", "hybrid/jamba-str-c256-u32-s4-f16-00"]
+)
 def test_every_step_is_decoded_as_recorded_in_any_order(show, name) -> None:
     expected = digests(name)
     page = show(payload_of(name))
@@ -104,7 +110,9 @@ def test_the_sentence_follows_the_step(show) -> None:
     assert say(page).startswith("Positions 8–42 of seq 2 roll back by 8, to 0–34. No cell moves.")
     page.get_by_role("button", name="One step on").click()
     assert number(page) == "17"
-    assert say(page).startswith("First the 35 pending keys turn by −8. Then position 35 of seq 2 goes to cell 8")
+    assert say(page).startswith(
+        "First the 35 pending keys turn by −8. Then position 35 of seq 2 goes to cell 8"
+    )
 
 
 def test_keys_step_jump_and_play(show) -> None:
@@ -169,7 +177,10 @@ def test_arrows_in_the_grid_move_over_cells_and_are_told(show) -> None:
     for _ in range(2):
         page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
-    assert page.locator(".kv-grid [role=gridcell]").inner_text() == "cell 65, seq 2, position 27, shift −8 pending"
+    assert (
+        page.locator(".kv-grid [role=gridcell]").inner_text()
+        == "cell 65, seq 2, position 27, shift −8 pending"
+    )
     page.keyboard.press("Enter")
     assert page.evaluate("kvsim.player.selected") == {"lane": 0, "cell": 65}
 
@@ -236,19 +247,22 @@ def test_every_memory_type_is_shown(show, name) -> None:
 
 
 PLAY = """([from, speed]) => new Promise(done => { const p = kvsim.player; p.go(from); p.setSpeed(speed);
-  const works = []; const turn = p.motion.advance.bind(p.motion), go = p.go.bind(p);
+  const works = [], turn = p.motion.advance.bind(p.motion), go = p.go.bind(p);
   let spent = 0;
-  p.motion.advance = now => { const t = performance.now(); const r = turn(now); spent += performance.now() - t; return r; };
-  p.go = (...a) => { const t = performance.now(); go(...a); spent += performance.now() - t; };
+  const timed = f => (...a) => {
+    const t = performance.now(), r = f(...a); spent += performance.now() - t; return r; };
+  p.motion.advance = timed(turn);
+  p.go = timed(go);
   const end = performance.now() + 2000;
   const frame = () => { works.push(spent); spent = 0;
-    if (performance.now() < end) requestAnimationFrame(frame); else { p.pause(); done(works.sort((a, b) => a - b)); } };
+    if (performance.now() < end) return requestAnimationFrame(frame);
+    p.pause(); done(works.sort((a, b) => a - b)); };
   p.play(); requestAnimationFrame(frame); })"""
 
 
 @pytest.mark.parametrize(("cells", "steps"), [(8192, 2000), (131072, 160)])
 def test_long_recordings_open_quickly_and_play_smoothly(show, cells, steps) -> None:
-    """The script's share of a frame stays under 16 ms nearly always (what a browser makes of it is its own)."""
+    """The script's share of a frame stays under 16 ms nearly always."""
     page = show(json.loads(chats(cells, steps)))
     opened_after = page.evaluate("performance.now()")
     assert opened_after < 2000

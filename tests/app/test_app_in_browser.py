@@ -1,0 +1,121 @@
+"""The app in a browser: choosing, links, uploads whole and damaged, themes."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from player_browser import app, browser, new_page
+
+pytestmark = pytest.mark.browser
+
+KV = "kv/llama-uni-c256-u16-s4-f16-03"
+FILE = Path(f"fixtures/traces/{KV}.jsonl.gz")
+
+
+@pytest.fixture(scope="module")
+def url():
+    with app() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def opened():
+    with browser() as one:
+        yield one
+
+
+@pytest.fixture
+def visit(opened, url):
+    errors: list[str] = []
+    pages = []
+
+    def go(query: str = "", **options):
+        page = new_page(opened, errors, **options)
+        pages.append(page)
+        page.goto(f"{url}/{query}")
+        return page
+
+    yield go
+    for page in pages:
+        page.context.close()
+    assert errors == []
+
+
+def test_a_link_opens_the_step_and_the_address_follows(visit) -> None:
+    page = visit(f"?page=replay&scenario={KV}&at=16")
+    page.locator(".kv-say").wait_for()
+    assert page.locator(".kv-number").inner_text() == "16"
+    page.get_by_text("0 differences").wait_for()
+    page.get_by_role("button", name="One step on").click()
+    page.wait_for_function("new URL(location.href).searchParams.get('at') === '17'")
+    page.reload()
+    page.locator(".kv-say").wait_for()
+    assert page.locator(".kv-number").inner_text() == "17"
+
+
+def test_the_first_page_plays_a_recording_with_one_click(visit) -> None:
+    page = visit()
+    page.get_by_role("button", name="Play the first one").click()
+    page.locator(".kv-say").wait_for()
+    assert page.locator(".kv-say").inner_text().startswith("A fresh memory: 256 cells in kv")
+    page.wait_for_function("new URL(location.href).searchParams.get('scenario')?.startsWith('kv/')")
+
+
+def _upload(page, name: str, data: bytes) -> None:
+    page.get_by_test_id("stPopoverButton").click()
+    page.locator("input[type=file]").set_input_files(
+        {"name": name, "mimeType": "application/gzip", "buffer": data}
+    )
+
+
+def test_an_upload_is_played_and_checked(visit) -> None:
+    page = visit()
+    page.get_by_text("Open a recording").wait_for()
+    _upload(page, "mine.jsonl.gz", FILE.read_bytes())
+    page.locator(".kv-say").wait_for()
+    page.get_by_text("0 differences").wait_for()
+    assert "scenario" not in page.url
+
+
+def test_a_damaged_upload_names_the_line_and_plays_the_rest(visit) -> None:
+    whole = gzip.decompress(FILE.read_bytes()).splitlines(keepends=True)
+    page = visit()
+    page.get_by_text("Open a recording").wait_for()
+    _upload(page, "cut.jsonl", b"".join(whole[:20]) + whole[20][:99])
+    page.get_by_text("This file is damaged").wait_for()
+    page.get_by_text("cut.jsonl:21: ").wait_for()
+    page.get_by_role("button", name="Play the 19 whole operations").click()
+    page.locator(".kv-say").wait_for()
+    assert page.locator(".kv-count").inner_text() == "0 of 18"
+
+
+def test_two_sessions_do_not_see_each_others_uploads(visit) -> None:
+    one, two = visit(), visit()
+    one.get_by_text("Open a recording").wait_for()
+    _upload(one, "mine.jsonl.gz", FILE.read_bytes())
+    one.locator(".kv-say").wait_for()
+    two.reload()
+    two.get_by_text("Open a recording").wait_for()
+    assert two.locator(".kv-say").count() == 0
+
+
+@pytest.mark.parametrize(("scheme", "ground"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(18, 22, 27)")])
+def test_the_player_takes_streamlits_theme(visit, scheme: str, ground: str) -> None:
+    page = visit(f"?scenario={KV}", color_scheme=scheme)
+    page.locator(".kv-say").wait_for()
+    page.wait_for_function("g => getComputedStyle(document.body).colorScheme !== g", arg="")
+    assert page.locator(".kv").evaluate("e => getComputedStyle(e).backgroundColor") == ground
+
+
+def test_another_recording_replaces_the_player(visit) -> None:
+    page = visit(f"?scenario={KV}&at=5")
+    page.locator(".kv-say").wait_for()
+    box = page.get_by_role("combobox").first
+    box.click()
+    box.fill("gemma3n-str")
+    page.get_by_role("option").first.click()
+    page.locator(".kv-say", has_text="A fresh memory: 512 cells in base, 512 cells in swa").wait_for()
+    assert page.locator(".kv").count() == 1
+    assert page.locator(".kv-number").inner_text() == "0"
