@@ -20,6 +20,7 @@ from kvsim.models.cache_spec import MemorySpec
 from kvsim.models.context_params import ContextParams
 from kvsim.models.memory_spec import memory_spec
 from kvsim.models.params import LayerParams, ModelParams
+from kvsim.state_format import KVSection, parse_state
 
 MODEL_OF = {
     "kv": "kv-llama",
@@ -61,10 +62,16 @@ def tiny(name: str) -> ModelParams:
 
 
 def context(
-    kind: str, unified: bool = True, model: str = "", cells: int = CELLS, wide: bool = False, **asked: Any
+    kind: str,
+    unified: bool = True,
+    model: str = "",
+    cells: int = CELLS,
+    wide: bool = False,
+    seed: int = 0,
+    **asked: Any,
 ) -> Context:
-    """An empty context of three sequences; its rows are random, so that a row that moves shows. ``wide``:
-    with the rows of the recorded model."""
+    """An empty context of three sequences; its rows are random, by ``seed``, so that a row that moves shows.
+    ``wide``: with the rows of the recorded model."""
     usual = ContextParams(
         n_ctx=256, n_ubatch=64, n_seq_max=3, kv_unified=unified, flash_attn=True, type_k="f16"
     )
@@ -72,7 +79,7 @@ def context(
     names = ("kv", "base", "swa", "attn", "idx", "mla", "lid", "raw.base", "raw.swa")
     sizes = dict.fromkeys(names if kind != "dsv4" else names[-2:], cells)
     made = Context(params, replace(usual, **asked), n_vocab=128, leaves=LeafFactory(data=True, sizes=sizes))
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     for rows in row_arrays(made.memory):
         rows.view(np.uint8).reshape(-1)[:] = rng.integers(0, 120, rows.nbytes, np.uint8)
     return made
@@ -94,6 +101,21 @@ def decode(ctx: Context, seqs: int | Sequence[int], n: int, start: int | None = 
         pos=range(first, first + n), seq_ids=[ids] * n,
     )  # fmt: skip
     assert ctx.decode(batch) == 0, ctx.last_failure
+
+
+def content(ctx: Context, blob: bytes, partial: bool = False) -> dict[str, Any]:
+    """What a sequence state says, without the sequence and the stream it was saved from."""
+    said: dict[str, Any] = {}
+    for name, section in parse_state(blob, spec_of(ctx), partial).sections.items():
+        if isinstance(section, KVSection):
+            said[name] = [
+                ([(cell.pos, cell.ext) for cell in stream.cells], *([bytes(rows.data) for rows in part]
+                 for part in (stream.k, stream.v)))
+                for stream in section.streams if stream.cells
+            ]  # fmt: skip
+        else:
+            said[name] = section
+    return said
 
 
 def row_arrays(memory: Memory) -> list[Any]:
