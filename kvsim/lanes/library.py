@@ -1,0 +1,81 @@
+"""Finding llama.cpp's shared library, opening it, and making sure that we speak its version."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import KvsimError
+from kvsim.lanes.declarations import VERSIONS, Version
+
+WHEEL = "xllamacpp"
+"""The wheel whose extension module exports the C API."""
+
+
+class LaneError(KvsimError):
+    """The live lane cannot be used: no library, an unknown version, a model that does not load."""
+
+
+def find_library(path: Path | None = None) -> Path:
+    """The library at ``path``, or that of the installed wheel. Raises LaneError if there is none."""
+    if path is not None:
+        if not path.is_file():
+            raise LaneError(
+                f"{path}: no such file; give the shared library itself, such as build/bin/libllama.so"
+            )
+        return path
+    spec = importlib.util.find_spec(WHEEL)
+    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    for folder in folders:
+        for found in sorted(folder.glob(f"{WHEEL}*.so")):
+            return found
+    raise LaneError(
+        "llama.cpp's library is not installed: pip install 'kvsim[llamacpp]', or name one with --lib"
+    )
+
+
+def open_library(path: Path | None = None) -> tuple[Any, Any, Version]:
+    """Open the library: cffi's ``ffi``, the library, and its version.
+
+    Raises LaneError if there is none, or if its default parameters are those of no version known.
+    """
+    try:
+        import cffi
+    except ModuleNotFoundError as error:
+        raise LaneError("the live lane needs cffi: pip install 'kvsim[llamacpp]'") from error
+    found = find_library(path)
+    reasons = []
+    for version in VERSIONS:
+        ffi = cffi.FFI()
+        ffi.cdef(version.declarations)
+        try:
+            lib = ffi.dlopen(str(found))
+        except OSError as error:
+            raise LaneError(f"{found}: cannot be loaded: {error}") from error
+        reason = mismatch(ffi, lib, version)
+        if not reason:
+            return ffi, lib, version
+        reasons.append(f"not {version.name}: {reason}")
+    raise LaneError(f"{found}: not a version of llama.cpp that the lane knows; {'; '.join(reasons)}")
+
+
+def mismatch(ffi: Any, lib: Any, version: Version) -> str:
+    """The first default parameter that is not what ``version`` has there; empty if there is none."""
+    try:
+        pairs = (
+            ("llama_model_default_params", version.model),
+            ("llama_context_default_params", version.context),
+        )
+        for function, defaults in pairs:
+            params = getattr(lib, function)()
+            for field, wanted in defaults.items():
+                value = getattr(params, field)
+                got = None if isinstance(value, ffi.CData) and value == ffi.NULL else value
+                if got != wanted:
+                    return f"{function}() has {field} = {got!r}, expected {wanted!r}"
+        for name in ("llama_decode", "llama_get_memory", "llama_state_seq_get_data_ext"):
+            getattr(lib, name)
+    except AttributeError as error:
+        return str(error)
+    return ""

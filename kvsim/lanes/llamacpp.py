@@ -1,0 +1,200 @@
+"""The real llama.cpp as something that performs operations, and can be looked at.
+
+>>> lane = LlamaCpp(Path("model.gguf"), ContextParams(n_ctx=512, n_seq_max=2))   # doctest: +SKIP
+>>> lane.apply(Op.decode_run(0, 0, [1, 2, 3])).ret                               # doctest: +SKIP
+0
+
+It runs in a child process. A call that ends llama.cpp raises :class:`EndedError`, with what it printed; the
+lane is then over. What a picture of it shows: cells with index, position and owners, heads, used counts,
+position ranges. Unobserved, so absent: accumulated shifts, pending copies, heads and links of recurrent
+cells, DeepSeek-V4's compressors, and caches that never search because a sibling's slots are theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvsim.errors import KvsimError
+from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
+from kvsim.lanes.library import LaneError
+from kvsim.lanes.session import Answer
+from kvsim.models.cache_spec import MemorySpec
+from kvsim.models.context_params import ContextParams, resolve
+from kvsim.models.gguf_header import read_model
+from kvsim.models.memory_spec import memory_spec
+from kvsim.ops import Op
+from kvsim.state_format import KVSection, RecurrentSection, SavedState, parse_state
+
+TIMEOUT = 120
+"""Seconds after which a call that does not return counts as ended."""
+
+
+class EndedError(KvsimError):
+    """llama.cpp ended its process: an assertion, a fault, an exception, or no answer. ``last_words``: what it
+    printed."""
+
+    def __init__(self, op: str, how: str, last_words: str) -> None:
+        self.op, self.how, self.last_words = op, how, last_words
+        super().__init__(f"llama.cpp ended at {op} ({how}): {last_words or 'without a word'}")
+
+
+class LlamaCpp:
+    """A model and a context of llama.cpp in a process of their own.
+
+    ``lib`` names a shared library instead of the installed wheel. ``debug``: let the slot search print, which
+    :meth:`snapshot` and ``placements`` need. ``faults``: decodes may ask for an abort.
+    Raises LaneError if there is no library, no such model, or no such context.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        params: ContextParams,
+        lib: Path | None = None,
+        debug: bool = True,
+        faults: bool = True,
+    ) -> None:
+        self.params = params
+        self.debug = debug
+        self.model = read_model(model)
+        self.resolved = resolve(self.model, params)
+        spec = memory_spec(self.model, self.resolved)
+        if spec is None:
+            raise LaneError(f"{model}: {self.model.arch} keeps no memory")
+        self.spec: MemorySpec = spec
+        self._words = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._pipe, theirs = Pipe()
+        command = [sys.executable, "-m", "kvsim.lanes.child", str(theirs.fileno())]
+        env = {**os.environ, "GGML_NO_BACKTRACE": "1", "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env=env, stderr=self._words, stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        self.version, self.n_vocab, self.n_seq_max, self.n_embd = self._call(
+            "open", lib, model, params, debug, faults
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child process."""
+        self._pipe.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._words.close()
+
+    def _call(self, method: str, *args: Any) -> Any:
+        what = str(Op(args[0], args[1])) if method == "perform" else method
+        try:
+            self._pipe.send((method, args))
+            if not self._pipe.poll(TIMEOUT):
+                self._process.kill()
+                raise EndedError(what, f"no answer in {TIMEOUT} s", self._last_words())
+            outcome, value = self._pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            code = self._process.wait()
+            raise EndedError(
+                what, f"signal {-code}" if code < 0 else f"exit {code}", self._last_words()
+            ) from None
+        if outcome == "refused":
+            raise LaneError(value)
+        return value
+
+    def _last_words(self) -> str:
+        self._words.seek(0)
+        lines = [line.strip() for line in self._words if line.strip()]
+        telling = [line for line in lines if "ASSERT" in line or "abort" in line.lower() or "what()" in line]
+        return "; ".join((telling or lines)[-2:])
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def apply(self, op: Op, logits: bool = False) -> Answer:
+        """Perform an operation. Raises EndedError if it ends llama.cpp."""
+        answer: Answer = self._call("perform", op.op, op.args, logits)
+        return answer
+
+    def state(self, seq: int | None = None, flags: int = 0) -> SavedState:
+        """The whole state, or that of a sequence, taken apart."""
+        return parse_state(self._call("state", seq, flags), self.spec, partial=bool(flags & 1))
+
+    def restore(self, data: bytes) -> int:
+        """Restore a whole state; the bytes read, 0 if refused."""
+        return int(self._call("restore", data))
+
+    def clock(self, ops: Sequence[Op]) -> list[float]:
+        """Perform operations; the seconds that each took inside llama.cpp."""
+        return list(self._call("clock", [(op.op, op.args) for op in ops]))
+
+    # -- looking at it -------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """What can be seen now: ``caches`` by name, per stream ``head``, ``used`` and ``cells`` as ``[index,
+        position, [owners]]``; ``recurrent`` cells as ``[position, [owners]]``; ``pos`` by sequence.
+
+        A cache or stream that could not be seen is None: then the cache is so full that the search which
+        prints it stopped at an earlier one.
+        """
+        spans = self._call("spans")
+        n_stream = max((cache.n_stream for cache in self.spec.caches.values()), default=1)
+        searches = self._call("peek", [(seq, spans[seq][1] + 1) for seq in range(n_stream)])
+        seen: dict[str, dict[int, StreamLog]] = {}
+        for found, log in searches:
+            for name, search in searches_by_cache(read_cell_log(log), self.spec, found).items():
+                seen.setdefault(name, {})[search.stream] = search
+        state = self.state()
+        caches: dict[str, Any] = {}
+        for name, cache in self.spec.caches.items():
+            section = state.sections.get(name)
+            logs = seen.get(name, {})
+            caches[name] = [_stream(logs.get(s), section, s) for s in range(cache.n_stream)]
+        recurrent = state.sections.get("recurrent")
+        cells = None
+        if isinstance(recurrent, RecurrentSection):
+            cells = [[cell.pos, list(cell.owners)] for cell in recurrent.cells]
+        pos = {str(seq): list(span) for seq, span in enumerate(spans)}
+        return {"caches": caches, "recurrent": cells, "pos": pos}
+
+
+def searches_by_cache(logs: list[StreamLog], spec: MemorySpec, found: bool) -> dict[str, StreamLog]:
+    """Which cache printed what when one token was placed: each searches once, in its order.
+
+    If no slot was ``found``, the caches behind the full one have not searched, and the first ones search
+    again: only the first print is certain.
+    """
+    certain = logs if found else logs[:1]
+    return dict(zip(searching_caches(spec), certain, strict=False))
+
+
+def searching_caches(spec: MemorySpec) -> list[str]:
+    """The caches that search for slots; the others use those of a sibling, or compress what it holds."""
+    followers = {"hybrid_idx": {"idx"}, "dsv4": {"csa", "hca", "lid"}}.get(spec.kind, set())
+    return [name for name in spec.caches if name not in followers]
+
+
+def _stream(log: StreamLog | None, section: Any, stream: int) -> dict[str, Any] | None:
+    cells = log.cells() if log is not None else None
+    if log is None or cells is None:
+        return None
+    saved = list(section.streams[stream].cells) if isinstance(section, KVSection) else []
+    owners: list[Any] = [[owner] if owner != SEVERAL else None for _, owner in cells.values()]
+    if [cell.pos for cell in saved] == [pos for pos, _ in cells.values()]:
+        owners = [list(cell.owners) for cell in saved]
+    rows = [[i, pos, who] for (i, (pos, _)), who in zip(cells.items(), owners, strict=True)]
+    return {"head": log.head, "used": log.used, "cells": rows}
