@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -300,28 +300,35 @@ class Context:
 
     def state_seq_get(self, seq: int, flags: int = 0) -> bytes:
         """The state of one sequence (``llama_state_seq_get_data_ext``)."""
-        return state.save_sequence(self.memory, seq, flags, self.device_states)
+        data = state.save_sequence(self.memory, seq, flags, self.device_states)
+        self._emit("state", what="saved", seq=seq, flags=flags, n_bytes=len(data))
+        return data
 
     def state_seq_set(self, data: bytes, seq: int, flags: int = 0, strict: bool = False) -> int:
         """Restore a sequence; returns the bytes read, or 0 if refused with the reason in ``last_failure``.
         ``strict``: a refused restore leaves the memory as it was."""
-        return self._restore(lambda: state.load_sequence(self.memory, data, seq, flags, self.device_states, strict))
+        memory, device = self.memory, self.device_states
+        return self._restore(lambda: state.load_sequence(memory, data, seq, flags, device, strict), seq, flags)
 
     def state_get(self) -> bytes:
         """The whole state (``llama_state_get_data``)."""
-        return state.save_all(self.memory, self.model.arch)
+        data = state.save_all(self.memory, self.model.arch)
+        self._emit("state", what="saved", seq=-1, flags=0, n_bytes=len(data))
+        return data
 
     def state_set(self, data: bytes, strict: bool = False) -> int:
         """Restore the whole state; returns the bytes read, or 0 if refused."""
-        return self._restore(lambda: state.load_all(self.memory, data, self.model.arch, strict))
+        return self._restore(lambda: state.load_all(self.memory, data, self.model.arch, strict), -1, 0)
 
-    def _restore(self, load: Any) -> int:
+    def _restore(self, load: Callable[[], int], seq: int, flags: int) -> int:
         self.last_failure = None
         try:
-            return int(load())
+            n_bytes = load()
         except StateError as err:
-            self._fail(0, str(err))
-            return 0
+            self._emit("state", what="refused", seq=seq, flags=flags, reason=str(err))
+            return self._fail(0, str(err))
+        self._emit("state", what="restored", seq=seq, flags=flags, n_bytes=n_bytes)
+        return n_bytes
 
 
 def _record(ubatch: Ubatch, views: Mapping[str, View], ok: bool) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from kvsim import window
 from kvsim.batch import BatchAllocator, Ubatch
 from kvsim.caches import kv_hazards, kv_state
 from kvsim.caches.kv_view import KVView
-from kvsim.cells import CellTable, SavedCells
+from kvsim.cells import CellTable, SavedCells, where
 from kvsim.defrag import Defrag, DefragReport, StreamMoves, defragment, plan_update
 from kvsim.errors import CacheUsageError, IntegrityError
 from kvsim.events import Event
@@ -222,6 +222,7 @@ class KVCache(Leaf):
         slots: list[SlotInfo] = []
         undo: list[tuple[SlotInfo, list[int], list[SavedCells]]] = []
         purged: list[dict[int, int]] = []
+        old_heads = list(self.heads)
         before = kv_hazards.Before.of(self) if self.observer is not None else None
         for i, ubatch in enumerate(ubatches):
             slot = self.find_slot(ubatch, self.contiguous)
@@ -237,6 +238,9 @@ class KVCache(Leaf):
             for local, (stream, cells) in enumerate(zip(slot.strm, saved, strict=True)):
                 self.cells[stream].restore(cells)
                 self.heads[stream] = heads[local]
+        for stream, (old, new) in enumerate(zip(old_heads, self.heads, strict=True)):
+            if old != new:
+                self._emit("head", stream, old=old, new=new)
         if before is not None:
             kv_hazards.after_prepare(self, ubatches, purged, before)
         return slots if len(slots) == len(ubatches) else None
@@ -300,7 +304,7 @@ class KVCache(Leaf):
         if lowest > reach:
             return -1
         pos = cells.pos.copy() if self.observer is not None else cells.pos
-        lost, freed = self._drop(stream, s, max(lowest, 0), reach + 1)
+        lost, freed = cells.seq_rm(s, max(lowest, 0), reach + 1)  # the head will move behind the slot anyway
         if len(lost):
             self._emit("purge", stream, lost, seq=s, reach=reach, freed=freed)
         return int(pos[lost].max(initial=-1)) if self.observer is not None else -1
@@ -393,9 +397,10 @@ class KVCache(Leaf):
     def clear(self, data: bool) -> None:
         """Empty all tables and heads. Queued stream copies stay queued (surprise 6)."""
         for stream, cells in enumerate(self.cells):
-            self._emit("free", stream, np.flatnonzero(cells.pos != -1).astype(np.int32), reason="clear")
+            if self.observer is not None:
+                self._tell_freed(stream, where(cells.pos != -1), reason="clear")
             cells.reset()
-        self.heads = [0] * self.n_stream
+            self._move_head(stream, 0)
         if self.pending_copies:
             self._hazard("clear-keeps-copies", copies=list(self.pending_copies))
         if data and self.store is not None:
@@ -410,14 +415,13 @@ class KVCache(Leaf):
             return True
         for stream, cells in enumerate(self.cells):
             freed = cells.rm_range(p0, p1)
-            self._emit("free", stream, freed, reason="seq_rm", seq=-1)
+            self._tell_freed(stream, freed, reason="seq_rm", seq=-1)
             self._lower_head(stream, freed)
         return True
 
     def _drop(self, stream: int, seq: int, p0: int, p1: int) -> tuple[IntArray, IntArray]:
         lost, freed = self.cells[stream].seq_rm(seq, p0, p1)
-        if self.observer is not None and len(lost):
-            self._emit("free", stream, freed, reason="seq_rm", seq=seq, lost=lost)
+        self._tell_freed(stream, freed, lost, reason="seq_rm", seq=seq)
         self._lower_head(stream, freed)
         return lost, freed
 
@@ -436,7 +440,8 @@ class KVCache(Leaf):
         elif src != dst:
             lo, hi = position_range(p0, p1)
             gained = self.cells[self.stream_of(src)].seq_share(src, dst, lo, hi)
-            self._emit("share", self.stream_of(src), gained, src=src, dst=dst)
+            if len(gained):
+                self._emit("share", self.stream_of(src), gained, src=src, dst=dst)
 
     def check_full_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
         """Refuse a sub-range between streams. Ends beyond the cache, and p1 = 0, count as the whole."""
@@ -457,15 +462,16 @@ class KVCache(Leaf):
         a, b = self.stream_of(src), self.stream_of(dst)
         self.pending_copies.append((a, b))
         source, target = self.cells[a], self.cells[b]
-        self._emit("free", b, np.flatnonzero(target.pos != -1).astype(np.int32), reason="seq_cp", seq=dst)
+        if self.observer is not None:
+            self._tell_freed(b, where(target.pos != -1), reason="seq_cp", seq=dst)
         target.reset()
-        taken = np.flatnonzero(source.has(src)).astype(np.int32)
+        taken = where(source.has(src))
         if len(taken):
             target.place(taken, source.pos[taken], [(dst,)] * len(taken))
             target.set_ext(taken, source.tok[taken], source.x[taken], source.y[taken])
             target.shift[taken] = source.shift[taken]
             target.has_shift = bool(source.shift[taken].any())
-        self.heads[b] = self.heads[a]
+        self._move_head(b, self.heads[a])
         self._emit("copy_queued", b, taken, src=src, dst=dst)
 
     def seq_keep(self, seq: int) -> None:
@@ -473,7 +479,7 @@ class KVCache(Leaf):
         self.check_seq("seq_keep", seq)
         stream = self.stream_of(seq)
         shed, freed = self.cells[stream].seq_keep(seq)
-        self._emit("free", stream, freed, reason="seq_keep", seq=seq, lost=shed)
+        self._tell_freed(stream, freed, shed, reason="seq_keep", seq=seq)
         self._lower_head(stream, freed)
         others = [s for s, cells in enumerate(self.cells) if s != stream and cells.used]
         if others:
@@ -500,9 +506,9 @@ class KVCache(Leaf):
         before = self._shared_by(cells, seq, p0, p1)
         moved, freed = cells.pos_add(seq, p0, p1, delta)
         if self.observer is not None:
-            self._emit("shift", stream, moved, seq=seq, delta=delta)
-            if len(freed):
-                self._emit("free", stream, freed, reason="seq_add", seq=seq)
+            if len(moved):
+                self._emit("shift", stream, moved, seq=seq, delta=delta)
+            self._tell_freed(stream, freed, reason="seq_add", seq=seq)
             if before:
                 self._hazard("shift-moves-other-owners", stream=stream, seq=seq, others=before)
         self._move_head(stream, int(freed[0]) if len(freed) else 0)
@@ -537,8 +543,8 @@ class KVCache(Leaf):
         stream = self.stream_of(seq)
         others = self._shared_by(self.cells[stream], seq, p0, p1)
         touched = self.cells[stream].pos_div(seq, p0, p1, d)
-        self._emit("shift", stream, touched, seq=seq, divisor=d)
         if len(touched):
+            self._emit("shift", stream, touched, seq=seq, divisor=d)
             self._hazard("division-turns-backwards", seq=seq, d=d)
         if others:
             self._hazard("shift-moves-other-owners", stream=stream, seq=seq, others=others)
@@ -588,6 +594,13 @@ class KVCache(Leaf):
                 raise IntegrityError(f"cache {self.name!r}, stream {stream}: head {self.heads[stream]} is outside")
 
     # -- telling the observer ------------------------------------------------------------------
+
+    def _tell_freed(
+        self, stream: int, freed: IntArray, lost: IntArray | None = None, **detail: Any
+    ) -> None:
+        """``freed`` cells are empty; all of ``lost`` have one owner less."""
+        if self.observer is not None and (len(freed) or (lost is not None and len(lost))):
+            self._emit("free", stream, freed, lost=freed if lost is None else lost, **detail)
 
     def _emit(self, what: str, stream: int, cells: IntArray | None = None, **detail: Any) -> None:
         if self.observer is not None:
