@@ -62,13 +62,13 @@ export class Inspector {
   }
 
   // What one step did to this cell, in a few words.
-  _told(k, i, { step, run, wrote, restored }) {
+  _told(k, i, { step, run, wrote, restored, again }) {
     const { model } = this.player;
     const owners = run ? model.owners[run[3]] : [];
     const pos = run ? run[2] + (run[3] ? i - run[0] : 0) : null;
     if (wrote && !owners.length) return step.bad ? "written and rolled back" : "written, then purged";
+    if (restored && again) return "written again by a restore";
     if (wrote || (restored && run)) return `${restored ? "restored" : "written"}: seq ${owners.join(", ")}, position ${number(pos)}`;
-    if (restored) return "written again by a restore";
     if (!owners.length) return step.kind === "decode" ? "purged: the window had passed" : `freed by ${step.short}`;
     if (step.mark === "share") return `shared with seq ${step.call.match(/→ (\d+)/)?.[1] ?? ""}, now seq ${owners.join(", ")}`;
     if (step.mark === "shift" || step.mark === "divide") return `position becomes ${number(pos)}`;

@@ -234,9 +234,10 @@ export class Model {
     return result;
   }
 
-  // Every step that touched a cell, oldest first: [step, run or null, "d" | "w"].
+  // Every step that touched a cell, oldest first; `again` if it holds what it held before.
   history(k, cell, upto) {
     const found = [];
+    let held = "";  // owners and position, to tell what is only written again
     for (let i = 0; i <= upto; i++) {
       const step = this.steps[i];
       const change = step.d?.find(([lane]) => lane === k);
@@ -245,7 +246,9 @@ export class Model {
         lane === k && runs.some(([start, n]) => cell >= start && cell < start + n)));
       const restored = (step.written ?? []).some(([lane, spans]) =>
         lane === k && spans.some(([start, n]) => cell >= start && cell < start + n));
-      if (run || wrote || restored) found.push({ i, step, run, wrote, restored });
+      const now = run ? `${run[3]} ${run[3] ? run[2] + cell - run[0] : ""}` : held;
+      if (run || wrote || restored) found.push({ i, step, run, wrote, restored, again: now === held });
+      held = now;
     }
     return found;
   }

@@ -61,7 +61,7 @@ def narrate(
         if step.ret == 1:
             why = shortage(step, before, owners, cparams["n_ubatch"])
         text = _decode(step, before, after, placed, owners, cparams["n_seq_max"], why)
-        ubatches = [decode.ubatch_sentence(u, placed, before, owners) for u in range(len(placed))]
+        ubatches = [decode.ubatch_sentence(u, placed, owners) for u in range(len(placed))]
     else:
         text = _edit(step, Edit(before, after, owners))
     return Narration(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from kvsim.memory import POS_INF
 from kvsim.narrate.words import count, join, number
 from kvsim.trace import Step
 
@@ -118,7 +119,7 @@ def _where(step: Step) -> str:
 
 
 def _edge(p: int, open_end: str) -> str:
-    return open_end if p < 0 else number(p)
+    return open_end if p < 0 or p == POS_INF else number(p)
 
 
 def _damage(args: dict[str, Any]) -> str:

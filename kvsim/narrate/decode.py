@@ -17,13 +17,14 @@ def decoded(step: Step, before: Picture, after: Picture, placed: list[Placement]
     """The sentence of a decode that returned 0."""
     first = _pending(before)
     if len(placed) == 1:
-        main = f"{_who(placed[0], owners)} {_goes(placed[0])} to {_where(placed[0], before)}"
+        main = f"{_who(placed[0], owners)} {_goes(placed[0])} {_where(placed, owners)}"
         reason = _reason(placed[0], before)
     else:
         n = sum(p.n_tokens for p in placed)
         sizes = [p.n_tokens for p in placed]
         split = f"({' + '.join(map(str, sizes))})" if len(sizes) <= 4 else f"of at most {max(sizes)}"
-        main = f"{count(n, 'token')} in {len(placed)} ubatches {split} go to {_all_cells(placed)}"
+        verb = "go to" if placed[0].cells else "enter"
+        main = f"{count(n, 'token')} in {len(placed)} ubatches {split} {verb} {_where(placed, owners)}"
         reason = ""
     purge = purged(before, after, placed, owners)
     if purge and len(placed) == 1 and not first:
@@ -32,13 +33,13 @@ def decoded(step: Step, before: Picture, after: Picture, placed: list[Placement]
     return " ".join(filter(None, [f"{text}{reason}.", purge]))
 
 
-def ubatch_sentence(u: int, placed: list[Placement], before: Picture, owners: OwnerTable) -> str:
+def ubatch_sentence(u: int, placed: list[Placement], owners: OwnerTable) -> str:
     """The sentence of one ubatch, for stepping through a decode."""
     p = placed[u]
     who = _who(p, owners)
     lead = f"Ubatch {u + 1} of {len(placed)}: " if len(placed) > 1 else ""
     who = who if not lead else who[0].lower() + who[1:]
-    text = f"{lead}{who} {_goes(p)} to {_where(p, before)}."
+    text = f"{lead}{who} {_goes(p)} {_where([p], owners)}."
     return text if p.ok else f"{text} The computation is aborted here."
 
 
@@ -130,54 +131,51 @@ def _pending(before: Picture) -> str:
 
 
 def _who(p: Placement, owners: OwnerTable) -> str:
-    """The tokens by owner: "Positions 37–51 of seq 3", "one token each of seq 0, 2 and 3"."""
+    """The tokens by owner: "Positions 37–51 of seq 3", "One token each of seq 0, 2 and 3"."""
     groups = list(dict.fromkeys(p.owners.tolist()))
+    ids = {s for o in groups for s in owners.sets[o]}
     if len(groups) > 2 and p.n_tokens == len(groups):
-        ids = {s for o in groups for s in owners.sets[o]}
         return f"One token each of {seqs(ids)}"
     if len(groups) > 3:
-        ids = {s for o in groups for s in owners.sets[o]}
         return f"{count(p.n_tokens, 'token')} of {seqs(ids)}"
-    parts = [f"{positions(p.pos[p.owners == o])} of {seqs(owners.sets[o])}" for o in groups]
-    return sentence(join(parts))
+    return sentence(join([_positions_of(p, o, owners) for o in groups]))
+
+
+def _positions_of(p: Placement, owner: int, owners: OwnerTable) -> str:
+    mine = p.pos[p.owners == owner]
+    told = f"{positions(mine)} of {seqs(owners.sets[owner])}"
+    # An image has many rows at one position.
+    return told if np.unique(mine).size == mine.size else f"{count(mine.size, 'row')} at {told}"
 
 
 def _goes(p: Placement) -> str:
     one_each = len(set(p.owners.tolist())) == p.n_tokens > 2
-    return "goes" if p.n_tokens == 1 or one_each else "go"
+    one = p.n_tokens == 1 or one_each
+    if not p.cells:
+        return "enters" if one else "enter"
+    return "goes to" if one else "go to"
 
 
-def _where(p: Placement, before: Picture) -> str:
-    """The cells, once if all caches took the same ones, by cache if not."""
+def _where(placed: list[Placement], owners: OwnerTable) -> str:
+    """The cells, once if all caches took the same ones, by cache and stream if not."""
+    taken: dict[tuple[str, int], list[NDArray[Any]]] = {}
+    for p in placed:
+        for key, (_, where) in p.cells.items():
+            taken.setdefault(key, []).append(where)
+    if not taken:
+        ids = {s for p in placed for o in p.owners.tolist() for s in owners.sets[o]}
+        return f"the recurrent {'state' if len(ids) == 1 else 'states'} of {seqs(ids)}"
+    streams = len({stream for _, stream in taken}) > 1
     by_cache: dict[str, list[str]] = {}
-    streams = len({stream for _, stream in p.cells})
-    for (cache, stream), (_, taken) in p.cells.items():
-        text = cells(taken) + (f" of stream {stream}" if streams > 1 else "")
-        by_cache.setdefault(cache, []).append(text)
-    texts = {cache: join(parts) for cache, parts in by_cache.items()}
-    distinct = list(dict.fromkeys(texts.values()))
-    if not distinct:
-        return "the recurrent states of their sequences" if before.recurrent else "no cell"
-    if len(distinct) == 1:
-        return distinct[0] + (f" of {join(list(texts))}" if len(texts) > 1 else "")
-    return join([f"{text} of {cache}" for cache, text in texts.items()])
-
-
-def _all_cells(placed: list[Placement]) -> str:
-    lanes = list(dict.fromkeys(key for p in placed for key in p.cells))
-    if not lanes:
-        return "the recurrent states of their sequences"
-    texts: dict[str, str] = {}
-    streams = len({stream for _, stream in lanes})
-    for cache, stream in lanes:
-        taken = np.concatenate([p.cells[cache, stream][1] for p in placed if (cache, stream) in p.cells])
-        of = f" of stream {stream}" if streams > 1 else ""
-        texts[cache] = (
-            f"{texts[cache]} and {cells(taken, 3)}{of}" if cache in texts else f"{cells(taken, 3)}{of}"
-        )
-    if len(set(texts.values())) == 1:
-        return next(iter(texts.values())) + (f" of {join(list(texts))}" if len(texts) > 1 else "")
-    return join([f"{text} of {cache}" for cache, text in texts.items()])
+    for (cache, stream), parts in taken.items():
+        told = cells(np.concatenate(parts), 3)
+        by_cache.setdefault(cache, []).append(f"{told} of stream {stream}" if streams else told)
+    alike: dict[str, list[str]] = {}
+    for cache, texts in by_cache.items():
+        alike.setdefault(join(texts), []).append(cache)
+    if len(by_cache) == 1:
+        return next(iter(alike))
+    return ", ".join(f"{text} of {join(caches)}" for text, caches in alike.items())
 
 
 def _reason(p: Placement, before: Picture) -> str:

@@ -28,6 +28,11 @@ class Edit:
 
     def elsewhere(self) -> str:
         """A half sentence for the other caches that changed in the same call."""
-        first = self.touched[0][1].spec.cache
-        others = list(dict.fromkeys(a.spec.cache for _, a, _ in self.touched if a.spec.cache != first))
-        return f" in {first}; {join(others)} changes with it" if others else ""
+        _, first, cells = self.first()
+        name = first.spec.cache
+        others = {a.spec.cache: c for _, a, c in self.touched if a.spec.cache != name}
+        if not others:
+            return ""
+        if all(np.array_equal(c, cells) for c in others.values()):
+            return f" in {join([name, *others])} alike"
+        return f" in {name}, likewise in {join(list(others))}"

@@ -45,7 +45,8 @@ def told_recurrent(edit: Edit) -> str:
     lost = [s for s in before if s not in after]
     joined = [s for s in after if before.get(s) != after[s]]
     if lost:
-        return f" {sentence(seqs(lost))} {'lets' if len(lost) == 1 else 'let'} go of its recurrent state."
+        own = "lets go of its recurrent state" if len(lost) == 1 else "let go of their recurrent states"
+        return f" {sentence(seqs(lost))} {own}."
     if joined:
         verb = "reads" if len(joined) == 1 else "read"
         return f" {sentence(seqs(joined))} now {verb} recurrent cell {after[joined[0]]}."
