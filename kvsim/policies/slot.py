@@ -7,7 +7,7 @@ failure it still says what the cache holds; :attr:`Slot.agrees` tells whether th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvsim.batch import Batch
@@ -51,13 +51,15 @@ class Slot:
     def __post_init__(self) -> None:
         self.n_ctx = self.n_ctx or self.context.resolved.n_ctx_seq
 
-    def feed(self, tokens: Sequence[int]) -> int:
-        """Decode ``tokens`` after those there are, at most ``n_batch`` at a time, with an output for the last
-        of each part. Returns the code of the first decode that failed, else 0; earlier parts stay."""
+    def feed(self, tokens: Sequence[int], all_outputs: bool = False) -> int:
+        """Decode ``tokens`` after those there are, at most ``n_batch`` at a time, with an output for the
+        last of each part, or for all. Returns the code of the first decode that failed, else 0; earlier
+        parts stay."""
         at = 0
         while at < len(tokens):
             part = list(tokens[at : at + self.context.resolved.n_batch])
-            code = self.context.decode(Batch.tokens_of(self.seq, part, start=len(self.tokens)))
+            batch = Batch.tokens_of(self.seq, part, start=len(self.tokens))
+            code = self.context.decode(replace(batch, output=[True] * len(part)) if all_outputs else batch)
             if code != OK:
                 return code
             self.tokens += part
