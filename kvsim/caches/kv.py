@@ -13,17 +13,17 @@ each on top of the ones before, then undoes them in reverse::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvsim import window
 from kvsim.batch import BatchAllocator, Ubatch
 from kvsim.caches import kv_hazards, kv_state
 from kvsim.caches.kv_view import KVView
+from kvsim.caches.slot_search import SlotSearch
 from kvsim.cells import CellTable, SavedCells, where
 from kvsim.defrag import Defrag, DefragReport, StreamMoves, defragment, plan_update
 from kvsim.errors import CacheUsageError, IntegrityError
@@ -31,7 +31,6 @@ from kvsim.events import Event
 from kvsim.memory import (
     MAX_SEQ,
     BatchContext,
-    BoolArray,
     FailedContext,
     IntArray,
     Leaf,
@@ -42,13 +41,9 @@ from kvsim.memory import (
     position_range,
 )
 from kvsim.models.cache_spec import CacheSpec
-from kvsim.models.params import RopeType, SwaType
+from kvsim.models.params import RopeType
 from kvsim.state import StateReader, StateWriter
 from kvsim.tensors.store import KVStore
-
-SEARCH_WINDOW = 1024
-"""Cells looked at in the first step of a slot search; later steps look at four times as many."""
-
 
 class KVCache(Leaf):
     """Cells for keys and values: unified (one stream) or one stream per sequence.
@@ -118,28 +113,9 @@ class KVCache(Leaf):
 
     # -- finding slots -------------------------------------------------------------------------
 
-    def usable(self, stream: int, lo: int, hi: int, starts: Mapping[int, int] | None = None) -> BoolArray:
-        """Which cells of [lo, hi) a token may take: empty ones, and those whose only owner's window has
-        passed them. A shared cell is never taken, even if masked for all its owners (F2). ``starts`` are the
-        stream's :meth:`window_starts`, if they are known already."""
-        cells = self.cells[stream]
-        free: BoolArray = cells.pos[lo:hi] == -1
-        starts = self.window_starts(stream) if starts is None else starts
-        if starts:
-            free |= cells.passed(lo, hi, starts)
-        return free
-
-    def window_starts(self, stream: int) -> dict[int, int]:
-        """Where the window of each sequence's next token begins, for those that hold cells before that."""
-        if self.spec.swa_type is SwaType.NONE:
-            return {}
-        cells = self.cells[stream]
-        starts = {}
-        for s in cells.sequences():
-            start = window.window_start(self.spec.swa_type, self.spec.n_swa, cells.seq_pos_max(s) + 1)
-            if cells.seq_pos_min(s) < start:
-                starts[s] = start
-        return starts
+    def search(self, stream: int) -> SlotSearch:
+        """A search for free cells, from the head of ``stream``."""
+        return SlotSearch(self.cells[stream], self.heads[stream], self.spec.swa_type, self.spec.n_swa)
 
     def find_slot(self, ubatch: Ubatch, cont: bool = False) -> SlotInfo | None:
         """Cells for every token, searched from the head, wrapping once (``find_slot``).
@@ -152,9 +128,10 @@ class KVCache(Leaf):
         streams = tuple(self.stream_of(s) for s in ubatch.seq_id_unq[:n_parts])
         parts = []
         for stream in streams:
-            found = self._find_run(stream, n) if cont else self._find_cells(stream, n)
+            search = self.search(stream)
+            found = search.find_run(n) if cont else search.find(n)
             if len(found) < n:
-                self.last_failure = self._why(stream, n, len(found))
+                self.last_failure = search.refusal(self.name, stream, n, len(found))
                 self._emit("slot", stream, found=False, asked=n)
                 return None
             parts.append(found)
@@ -163,56 +140,6 @@ class KVCache(Leaf):
             for stream, found in zip(streams, parts, strict=True):
                 self._emit("slot", stream, found, found=True, asked=n)
         return slot
-
-    def _search_from(self, stream: int, n: int) -> int:
-        """The head, or 0 when enough cells before it are free. The stored head stays."""
-        head = self.heads[stream]
-        return 0 if head > self.cells[stream].used + 2 * n or head >= self.size else head
-
-    def _find_cells(self, stream: int, n: int) -> IntArray:
-        """The first ``n`` usable cells from the head on, fewer if there are not so many."""
-        if n > self.size:
-            return np.empty(0, np.int32)
-        head, starts = self._search_from(stream, n), self.window_starts(stream)
-        found: list[IntArray] = []
-        missing = n
-        for start, stop in ((head, self.size), (0, head)):
-            step, lo = SEARCH_WINDOW, start
-            while lo < stop and missing:
-                hi = min(stop, lo + step)
-                taken = np.flatnonzero(self.usable(stream, lo, hi, starts))[:missing].astype(np.int32) + np.int32(lo)
-                found.append(taken)
-                missing -= len(taken)
-                lo, step = hi, step * 4
-        return np.concatenate(found) if found else np.empty(0, np.int32)
-
-    def _find_run(self, stream: int, n: int) -> IntArray:
-        """One run of ``n`` usable cells from the head on; empty if there is none."""
-        head, tested, usable = self._search_from(stream, n), 0, self.usable(stream, 0, self.size)
-        if n > self.size:
-            return np.empty(0, np.int32)
-        while tested < self.size:
-            if head + n > self.size:
-                tested += self.size - head
-                head = 0
-                continue
-            blocked = np.flatnonzero(~usable[head : head + n])
-            if not len(blocked):
-                return np.arange(head, head + n, dtype=np.int32)
-            head += int(blocked[0]) + 1
-            tested += int(blocked[0]) + 1
-        return np.empty(0, np.int32)
-
-    def _why(self, stream: int, asked: int, found: int) -> PrepareFailure:
-        usable = self.usable(stream, 0, self.size)
-        free = int(np.count_nonzero(self.cells[stream].pos == -1))
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], usable, [False]))))
-        holes = edges[1::2] - edges[::2]
-        return PrepareFailure(
-            cache=self.name, stream=stream, ubatch=0, asked=asked, free=free,
-            reclaimable=int(np.count_nonzero(usable)) - free,
-            largest_hole=int(holes.max(initial=0)), found=found,
-        )  # fmt: skip
 
     # -- placing -------------------------------------------------------------------------------
 
@@ -341,8 +268,8 @@ class KVCache(Leaf):
             return
         if not self.can_shift:
             raise CacheUsageError(
-                f"cache {self.name!r} cannot shift its keys (rope widths differ by layer); llama.cpp aborts at "
-                f"the next decode. Remove and re-decode the positions instead of shifting them"
+                f"cache {self.name!r} cannot shift its keys (rope widths differ by layer); llama.cpp aborts "
+                f"at the next decode. Remove and re-decode the positions instead of shifting them"
             )
         if self.spec.rope_type is RopeType.NONE:
             return
