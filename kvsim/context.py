@@ -34,6 +34,12 @@ OK, NO_SLOT, ABORTED, BAD_BATCH, ALLOC_FAILED, COMPUTE_FAILED = 0, 1, 2, -1, -2,
 FAULTS = {"abort": ABORTED, "alloc": ALLOC_FAILED, "compute": COMPUTE_FAILED}
 """Kinds of faults that can be injected, and the code each leads to."""
 
+FAILED = {
+    ABORTED: "was aborted",
+    ALLOC_FAILED: "found no memory for its graph",
+    COMPUTE_FAILED: "failed to compute",
+}
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -202,8 +208,8 @@ class Context:
     def _why_no_split(self) -> str:
         pairs = ", ".join(f"{a} and {b}" for a, b in self.allocator.coupled)
         return (
-            f"the batch cannot be split: tokens are shared by sequences {pairs}, which live in different streams. "
-            f"Decode the tokens once and copy the sequence, or use a unified cache"
+            f"the batch cannot be split: tokens are shared by sequences {pairs}, which live in different "
+            f"streams. Decode the tokens once and copy the sequence, or use a unified cache"
         )
 
     def _run(self, prepared: MemoryContext, fault: Fault | None) -> int:
@@ -214,7 +220,8 @@ class Context:
         while True:
             ubatch = prepared.ubatch
             n_outputs = ubatch.n_tokens if every else int(np.count_nonzero(ubatch.output))
-            code = self._process(prepared, ubatch, n_outputs, fault if fault and fault.ubatch == i else None, logits)
+            due = fault if fault is not None and fault.ubatch == i else None
+            code = self._process(prepared, ubatch, n_outputs, due, logits)
             if code != OK:
                 return self._roll_back(ubatch, code, i)
             i += 1
@@ -227,7 +234,12 @@ class Context:
         return OK
 
     def _process(
-        self, prepared: MemoryContext, ubatch: Ubatch, n_outputs: int, fault: Fault | None, logits: list[Logits]
+        self,
+        prepared: MemoryContext,
+        ubatch: Ubatch,
+        n_outputs: int,
+        fault: Fault | None,
+        logits: list[Logits],
     ) -> int:
         """Place one ubatch and compute it (``process_ubatch``)."""
         if self.observer is not None:
@@ -255,8 +267,8 @@ class Context:
         return OK
 
     def _roll_back(self, ubatch: Ubatch, code: int, i: int) -> int:
-        """Remove the failed ubatch's positions of the first sequence of each token (decode.md 4); a memory may
-        refuse, and llama.cpp does not look."""
+        """Remove the failed ubatch's positions of the first sequence of each token (decode.md 4); a memory
+        may refuse, and llama.cpp does not look."""
         first: dict[int, int] = {}
         for ids, pos in zip(ubatch.seq_ids, ubatch.pos0.tolist(), strict=True):
             first[ids[0]] = min(first.get(ids[0], pos), pos)
@@ -274,8 +286,7 @@ class Context:
         if shared:
             self._emit("hazard", id="rollback-first-owner-only", seqs=shared)
         self.outputs = OutputOrder([])
-        what = {ABORTED: "was aborted", ALLOC_FAILED: "found no memory for its graph", COMPUTE_FAILED: "failed to compute"}
-        reason = f"ubatch {i + 1} {what[code]}; its {ubatch.n_tokens} tokens are rolled back"
+        reason = f"ubatch {i + 1} {FAILED[code]}; its {ubatch.n_tokens} tokens are rolled back"
         if refused:
             reason += f", except those of sequences {', '.join(map(str, refused))}, whose memory refused"
         return self._fail(code, reason, ubatch=i, refused=tuple(refused))
@@ -292,7 +303,7 @@ class Context:
         """The logits of batch entry ``i`` (negative: counted from the last output). Raises CacheUsageError if
         that entry asked for none."""
         if self.logits is None:
-            raise CacheUsageError("there are no logits: the last decode failed, or the context has no network")
+            raise CacheUsageError("there are no logits: the last decode failed, or there is no network")
         row: Logits = self.logits[self.outputs.row(i)]
         return row
 
@@ -307,8 +318,10 @@ class Context:
     def state_seq_set(self, data: bytes, seq: int, flags: int = 0, strict: bool = False) -> int:
         """Restore a sequence; returns the bytes read, or 0 if refused with the reason in ``last_failure``.
         ``strict``: a refused restore leaves the memory as it was."""
-        memory, device = self.memory, self.device_states
-        return self._restore(lambda: state.load_sequence(memory, data, seq, flags, device, strict), seq, flags)
+        def load() -> int:
+            return state.load_sequence(self.memory, data, seq, flags, self.device_states, strict)
+
+        return self._restore(load, seq, flags)
 
     def state_get(self) -> bytes:
         """The whole state (``llama_state_get_data``)."""

@@ -104,7 +104,8 @@ class CompositeMemory(Memory):
             part.clear(data)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        return all([part.seq_rm(seq, p0, p1) for part in self.parts.values()])
+        done = [part.seq_rm(seq, p0, p1) for part in self.parts.values()]  # every part, whatever one says
+        return all(done)
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
         for part in self.parts.values():

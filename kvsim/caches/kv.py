@@ -35,7 +35,6 @@ from kvsim.memory import (
     IntArray,
     Leaf,
     MemoryContext,
-    PrepareFailure,
     SlotInfo,
     UpdateContext,
     position_range,
@@ -275,13 +274,13 @@ class KVCache(Leaf):
             return
         if not self.spec.layers:
             raise CacheUsageError(
-                f"cache {self.name!r} has no layer, so the shift graph is empty; llama.cpp aborts at the next "
-                f"decode. Do not call seq_add or seq_div on this model"
+                f"cache {self.name!r} has no layer, so the shift graph is empty; llama.cpp aborts at the "
+                f"next decode. Do not call seq_add or seq_div on this model"
             )
         if self.spec.is_quantized_k and not self.spec.n_rot_k:
             raise CacheUsageError(
-                f"cache {self.name!r} stores quantised keys whose head size is no multiple of 64: llama.cpp has no "
-                f"rotation matrix for its shift graph and crashes. Use an f16 K cache, or do not shift"
+                f"cache {self.name!r} stores quantised keys whose head size is no multiple of 64: llama.cpp "
+                f"has no rotation matrix for its shift graph and crashes. Use an f16 K cache, or do not shift"
             )
 
     def init_update(self, optimize: bool = False) -> UpdateContext:
@@ -374,10 +373,10 @@ class KVCache(Leaf):
         """Refuse a sub-range between streams. Ends beyond the cache, and p1 = 0, count as the whole."""
         if self.stream_of(src) == self.stream_of(dst):
             return
-        if (0 < p0 and p0 + 1 < self.size) or (0 < p1 and p1 + 1 < self.size):
+        if 0 < p0 < self.size - 1 or 0 < p1 < self.size - 1:
             raise CacheUsageError(
-                f"seq_cp({src}, {dst}, {p0}, {p1}): between streams only whole sequences can be copied; llama.cpp "
-                f"aborts. Copy with p0 = p1 = -1 and remove what is not wanted from the copy"
+                f"seq_cp({src}, {dst}, {p0}, {p1}): between streams only whole sequences can be copied; "
+                f"llama.cpp aborts. Copy with p0 = p1 = -1 and remove what is not wanted from the copy"
             )
 
     def _copy_stream(self, src: int, dst: int, p0: int, p1: int) -> None:
@@ -417,8 +416,8 @@ class KVCache(Leaf):
         self.check_seq(op, seq)
         if self.spec.n_pos_per_embd > 1:
             raise CacheUsageError(
-                f"{op}: this model has {self.spec.n_pos_per_embd} positions per token (M-RoPE), which cannot be "
-                f"moved; llama.cpp aborts. Remove and re-decode the tokens instead"
+                f"{op}: this model has {self.spec.n_pos_per_embd} positions per token (M-RoPE), which cannot "
+                f"be moved; llama.cpp aborts. Remove and re-decode the tokens instead"
             )
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
@@ -517,8 +516,9 @@ class KVCache(Leaf):
                 cells.check_integrity()
             except IntegrityError as err:
                 raise IntegrityError(f"cache {self.name!r}, stream {stream}: {err}") from err
-            if not 0 <= self.heads[stream] <= self.size:
-                raise IntegrityError(f"cache {self.name!r}, stream {stream}: head {self.heads[stream]} is outside")
+            head = self.heads[stream]
+            if not 0 <= head <= self.size:
+                raise IntegrityError(f"cache {self.name!r}, stream {stream}: head {head} is outside")
 
     # -- telling the observer ------------------------------------------------------------------
 

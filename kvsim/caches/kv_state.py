@@ -81,7 +81,8 @@ def _write_rows(cache: KVCache, io: StateWriter, stream: int, cells: IntArray) -
             io.u32(layer.n_embd_v_own)
         else:
             io.u64(layer.row_v)
-        io.rows(cache.store.read_v(layer.il, stream, cells) if cache.store else None, n * _v_bytes(cache, layer))
+        rows = cache.store.read_v(layer.il, stream, cells) if cache.store else None
+        io.rows(rows, n * _v_bytes(cache, layer))
 
 
 def _v_bytes(cache: KVCache, layer: LayerSpec) -> int:
@@ -105,8 +106,8 @@ def read(cache: KVCache, io: StateReader, seq: int, mirror: Mirror | None = None
     n_stream = io.u32("the number of streams")
     if n_stream != cache.n_stream:
         raise StateError(
-            f"cache {cache.name!r}: the state has {n_stream} streams, the cache {cache.n_stream}: it was made "
-            f"with another kv_unified or n_seq_max"
+            f"cache {cache.name!r}: the state has {n_stream} streams, the cache {cache.n_stream}: it was "
+            f"made with another kv_unified or n_seq_max"
         )
     if seq == -1:
         cache.clear(True)
@@ -125,22 +126,22 @@ def read(cache: KVCache, io: StateReader, seq: int, mirror: Mirror | None = None
 def _read_stream(
     cache: KVCache, io: StateReader, stream: int, count: int, seq: int, mirror: Mirror | None
 ) -> SlotInfo:
-    """One stream: the cells, then the rows. Cells cut short leave what was done; all other failures clean up."""
+    """One stream: the cells, then the rows. Cells cut short leave what was done; other failures clean up."""
     slot: SlotInfo | None = None
     try:
         if count > cache.size:
-            raise _Refused(f"{count} cells to restore, only {cache.size} in a stream")
+            raise _MisfitError(f"{count} cells to restore, only {cache.size} in a stream")
         read_cells = _read_all_cells if seq == -1 else _read_seq_cells
         slot = read_cells(cache, io, stream, count, seq, mirror)
         _read_rows(cache, io, stream, slot.idxs[0])
     except StateError as err:
-        if slot is not None or isinstance(err, _Refused):
+        if slot is not None or isinstance(err, _MisfitError):
             clear_sequence(cache, seq, stream, slot)
         raise StateError(f"cache {cache.name!r}: {err}") from err
     return slot
 
 
-class _Refused(StateError):
+class _MisfitError(StateError):
     """A state that is complete but does not fit: the caller's clean-up runs (not so when it is cut short)."""
 
 
@@ -177,10 +178,10 @@ def _read_seq_cells(
     table = np.frombuffer(io.take(4 * width * have), "<i4").astype(np.int32).reshape(have, width)
     if (table[:, 1] != 1).any():
         bad = int(np.flatnonzero(table[:, 1] != 1)[0])
-        raise _Refused(f"cell {bad} lists {table[bad, 1]} sequences; in the state of one sequence it lists 1")
+        raise _MisfitError(f"cell {bad} lists {table[bad, 1]} sequences; in the state of one sequence it lists 1")
     if have < count:
         if io.left >= 8 and np.frombuffer(io.take(8), "<i4")[1] != 1:
-            raise _Refused(f"cell {have} does not list 1 sequence")
+            raise _MisfitError(f"cell {have} does not list 1 sequence")
         io.take(4 * width, f"cell {have} of {count}")
     pos = np.zeros((4 if cache.spec.n_pos_per_embd > 1 else 1, count), np.int32)
     pos[0] = table[:, 0]
@@ -189,7 +190,7 @@ def _read_seq_cells(
     ubatch = Ubatch.restored(seq, pos)
     slot = cache.find_slot(ubatch) if mirror is None else _mirrored(cache, stream, mirror[0], count)
     if slot is None:
-        raise _Refused(f"no room: {cache.last_failure}")
+        raise _MisfitError(f"no room: {cache.last_failure}")
     cache._place(slot, ubatch)
     if ext:
         cache.cells[stream].set_ext(slot.idxs[0], table[:, 4], table[:, 2], table[:, 3])
@@ -204,20 +205,20 @@ def _mirrored(cache: KVCache, stream: int, wanted: SlotInfo | None, count: int) 
     outside = cells[cells >= cache.size]
     taken = outside if len(outside) else cells[cache.cells[stream].pos[cells] != -1]
     if len(taken):
-        raise _Refused(f"cell {int(taken[0])} of the mirrored slot is not free: the two caches have drifted apart")
+        raise _MisfitError(f"cell {int(taken[0])} of the mirrored slot is not free: the caches have drifted apart")
     return SlotInfo((stream,), (cells,))
 
 
 def _check_mirror(wanted: SlotInfo | None, count: int) -> None:
     placed = 0 if wanted is None else wanted.n_cells
     if placed != count:
-        raise _Refused(f"{count} cells to restore, but the mirrored cache restored {placed}")
+        raise _MisfitError(f"{count} cells to restore, but the mirrored cache restored {placed}")
 
 
 def _read_all_cells(
     cache: KVCache, io: StateReader, stream: int, count: int, seq: int, mirror: Mirror | None
 ) -> SlotInfo:
-    """Every cell goes to indices 0, 1, ...: a whole restore compacts. What was read before a failure is placed."""
+    """Every cell goes to indices 0, 1, ...: a whole restore compacts. What was read before a failure stays."""
     if mirror is not None:
         _check_mirror(mirror[0], count)
     pos: list[int] = []
@@ -235,7 +236,8 @@ def _read_all_cells(
             for _ in range(n_ids):
                 owner = io.i32(f"the sequences of cell {i}")
                 if not 0 <= owner < cache.n_seq_max:
-                    raise _Refused(f"cell {i} belongs to sequence {owner}, this context has {cache.n_seq_max}")
+                    known = cache.n_seq_max
+                    raise _MisfitError(f"cell {i} belongs to sequence {owner}, this context has {known}")
                 if owner not in owners[-1]:
                     owners[-1].append(owner)
     finally:
@@ -251,11 +253,12 @@ def _read_rows(cache: KVCache, io: StateReader, stream: int, cells: IntArray) ->
     v_trans, n_layer = io.u32("v_trans"), io.u32("the layer count")
     rot = io.u32("the key rotation"), io.u32("the value rotation")
     if n_layer != len(spec.layers):
-        raise _Refused(f"the state has {n_layer} layers, the cache {len(spec.layers)}")
+        raise _MisfitError(f"the state has {n_layer} layers, the cache {len(spec.layers)}")
     if bool(v_trans) != spec.v_trans:
-        raise _Refused("the state was saved with another V layout (flash attention on or off)")
+        raise _MisfitError("the state was saved with another V layout (flash attention on or off)")
     if rot != (spec.n_rot_k, spec.n_rot_v):
-        raise _Refused(f"the state's rows are rotated by {rot}, the cache's by {(spec.n_rot_k, spec.n_rot_v)}")
+        own = spec.n_rot_k, spec.n_rot_v
+        raise _MisfitError(f"the state's rows are rotated by {rot}, the cache's by {own}")
     for layer in spec.layers:
         _expect(io.i32("a key type"), layer.k.ggml_id, f"key type of layer {layer.il}")
         _expect(io.u64("a key row size"), layer.row_k, f"key row bytes of layer {layer.il}")
@@ -278,4 +281,4 @@ def _read_rows(cache: KVCache, io: StateReader, stream: int, cells: IntArray) ->
 
 def _expect(found: int, wanted: int, what: str) -> None:
     if found != wanted:
-        raise _Refused(f"{what} is {found} in the state, {wanted} in the cache")
+        raise _MisfitError(f"{what} is {found} in the state, {wanted} in the cache")

@@ -30,9 +30,9 @@ class KVView(View):
 
     def k_idxs(self) -> IntArray:
         """Destination row of each token, over all streams: ``stream * size + cell``."""
-        size = self.cache.size
+        size, slot = self.cache.size, self.slot
         return np.concatenate(
-            [np.int64(stream * size) + part for stream, part in zip(self.slot.strm, self.slot.idxs, strict=True)]
+            [np.int64(stream * size) + part for stream, part in zip(slot.strm, slot.idxs, strict=True)]
         )
 
     def v_idxs(self, n_embd_v: int) -> IntArray:

@@ -68,7 +68,7 @@ class SlotSearch:
         return np.concatenate(found)
 
     def find_run(self, n: int) -> IntArray:
-        """The first run of ``n`` usable cells, as the historic allocator asked for; empty if there is none."""
+        """The first run of ``n`` usable cells, which the historic allocator asked for; empty if none."""
         size = self.cells.size
         if n > size:
             return NO_CELLS
