@@ -31,6 +31,7 @@ from kvsim.models.context_params import ContextParams, resolve
 from kvsim.models.gguf_header import read_model
 from kvsim.models.memory_spec import memory_spec
 from kvsim.ops import Op
+from kvsim.state import PARTIAL_ONLY
 from kvsim.state_format import KVSection, RecurrentSection, SavedState, parse_state
 
 TIMEOUT = 120
@@ -132,7 +133,11 @@ class LlamaCpp:
 
     def state(self, seq: int | None = None, flags: int = 0) -> SavedState:
         """The whole state, or that of a sequence, taken apart."""
-        return parse_state(self._call("state", seq, flags), self.spec, partial=bool(flags & 1))
+        return parse_state(self.state_bytes(seq, flags), self.spec, partial=bool(flags & PARTIAL_ONLY))
+
+    def state_bytes(self, seq: int | None = None, flags: int = 0) -> bytes:
+        """The whole state, or that of a sequence, as llama.cpp writes it."""
+        return bytes(self._call("state", seq, flags))
 
     def restore(self, data: bytes) -> int:
         """Restore a whole state; the bytes read, 0 if refused."""
@@ -148,8 +153,8 @@ class LlamaCpp:
         """What can be seen now: ``caches`` by name, per stream ``head``, ``used`` and ``cells`` as ``[index,
         position, [owners]]``; ``recurrent`` cells as ``[position, [owners]]``; ``pos`` by sequence.
 
-        A cache or stream that could not be seen is None: then the cache is so full that the search which
-        prints it stopped at an earlier one.
+        Of a shared cell, owners beyond n_seq_max are not seen; owners that are not seen at all are None. So
+        is a stream that was not seen: an earlier cache is so full that the search stopped there.
         """
         spans = self._call("spans")
         n_stream = max((cache.n_stream for cache in self.spec.caches.values()), default=1)
@@ -192,9 +197,13 @@ def _stream(log: StreamLog | None, section: Any, stream: int) -> dict[str, Any] 
     cells = log.cells() if log is not None else None
     if log is None or cells is None:
         return None
-    saved = list(section.streams[stream].cells) if isinstance(section, KVSection) else []
-    owners: list[Any] = [[owner] if owner != SEVERAL else None for _, owner in cells.values()]
-    if [cell.pos for cell in saved] == [pos for pos, _ in cells.values()]:
-        owners = [list(cell.owners) for cell in saved]
-    rows = [[i, pos, who] for (i, (pos, _)), who in zip(cells.items(), owners, strict=True)]
+    saved: list[Any] = [None] * len(cells)
+    if isinstance(section, KVSection):
+        records = section.streams[stream].cells
+        if [cell.pos for cell in records] == [pos for pos, _ in cells.values()]:
+            saved = [list(cell.owners) for cell in records]
+    rows = [
+        [i, pos, saved_owners if owner == SEVERAL else [owner]]
+        for (i, (pos, owner)), saved_owners in zip(cells.items(), saved, strict=True)
+    ]
     return {"head": log.head, "used": log.used, "cells": rows}

@@ -1,0 +1,384 @@
+"""Random operations on the live library and on kvsim at once: every answer and everything seen must agree.
+
+    python -m kvsim.lanes.campaign --model llama --ops 2000 --seed 1
+
+Compared after each operation: the return value, the position ranges; before each decode: the cells, heads and
+used counts the slot search prints; every few operations: every cell, and the whole saved state but for its
+rows; where kvsim has the model's network: the logits. A call that ends llama.cpp must be refused here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim.caches.factory import LeafFactory
+from kvsim.context import Context
+from kvsim.errors import CacheUsageError, KvsimError
+from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
+from kvsim.lanes.changes import explained
+from kvsim.lanes.llamacpp import EndedError, LlamaCpp, searching_caches
+from kvsim.lanes.session import Answer
+from kvsim.memory import Snapshot
+from kvsim.models.context_params import ContextParams
+from kvsim.models.network import MODELS, load_network
+from kvsim.models.tiny import TINY, write_tiny
+from kvsim.ops import Op
+from kvsim.replay import Replayer
+from kvsim.state_format import KVSection, RecurrentSection, parse_state
+from kvsim.testing import generate
+from kvsim.testing.cache_info import CacheInfo
+
+SESSION = 300
+"""Operations before both sides are cleared."""
+LOOK_EVERY = 12
+"""Operations between two looks at every cell and at the saved state."""
+KEPT_STATES = 4
+ENDS_TRIED = 4
+"""Of the operations that we refuse because they end llama.cpp, every so many is tried there: a new process is
+slow."""
+LOGITS_TOLERANCE = 1e-4
+"""Largest difference of a logit, relative to the largest of its token, with f32 rows."""
+
+UNSEEN = -1
+"""A cell at this position passes for empty in all that llama.cpp shows."""
+
+LONG_RUN = 60
+"""Most tokens of a long run, which fills the cache."""
+
+
+@dataclass
+class Report:
+    """What a campaign has done: operations, seconds, codes of decodes, processes ended, looks, logits."""
+
+    ops: int = 0
+    seconds: float = 0.0
+    codes: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    worst_logit: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.ops / self.seconds if self.seconds else 0.0
+
+
+class DifferenceError(KvsimError):
+    """The two sides differ: ``ops`` up to there, and what differs."""
+
+    def __init__(self, what: str, ops: Sequence[Op]) -> None:
+        self.what, self.ops = what, list(ops)
+        super().__init__(f"operation {len(self.ops)}, {self.ops[-1] if ops else 'none'}: {what}")
+
+
+class Pair:
+    """The library and kvsim with the same model and parameters; what :mod:`kvsim.testing.generate` asks of a
+    world."""
+
+    def __init__(self, model: Path, params: ContextParams, lib: Path | None = None) -> None:
+        self.model_path, self.params, self.lib = model, params, lib
+        self.report = Report()
+        self.ops: list[Op] = []
+        self.start()
+
+    def start(self) -> None:
+        """Both sides anew."""
+        self.live = LlamaCpp(self.model_path, self.params, self.lib)
+        arch = self.live.model.arch
+        network = None
+        if arch in MODELS:
+            _, network = load_network(self.model_path, self.live.resolved.flash_attn)
+        self.ours = Context(
+            self.live.model,
+            self.params,
+            self.live.n_vocab,
+            network=network,
+            leaves=LeafFactory(data=network is not None),
+        )
+        self.replayer = Replayer(self.ours)
+        self.n_seq_max, self.n_pos = self.live.n_seq_max, self.live.model.n_pos_per_embd
+        self.n_batch, self.unified = self.ours.resolved.n_batch, self.ours.resolved.kv_unified
+        self.info = CacheInfo(self.ours.memory.kind, (), partial=True)
+        self.states: dict[int, Op] = {}
+        self.before = self.ours.memory.snapshot()
+        self.has_nan = False
+        self.nan_states: set[int] = set()
+        self.ops = []
+
+    def close(self) -> None:
+        self.live.close()
+
+    # -- what generators ask -------------------------------------------------------------------
+
+    def span(self, seq: int) -> tuple[int, int]:
+        lo, hi = self.before.pos.get(str(seq), (-1, -1))
+        return lo, hi
+
+    @property
+    def next_token(self) -> int:
+        return self.report.ops
+
+    @property
+    def saved(self) -> Sequence[Op]:
+        return list(self.states.values())
+
+    # -- one operation -------------------------------------------------------------------------
+
+    def perform(self, op: Op, look: bool = False) -> int | None:
+        """Perform ``op`` on both sides and compare. Raises DifferenceError."""
+        self.ops.append(op)
+        self.report.ops += 1
+        self.report.kinds[op.op] += 1
+        try:
+            ret = self.replayer.apply(op.op, op.args)
+        except CacheUsageError as error:
+            self._must_end(op, error)
+            return None
+        try:
+            answer = self.live.apply(op, logits=self.ours.network is not None)
+        except EndedError as error:
+            if not explained(self.live.version, self.info.kind, op.op, op.args):
+                raise self.difference(f"{error}; kvsim answered {ret!r}") from error
+            self._restart("a change since b11434")
+            return ret
+        if op.op == "decode":
+            self.report.codes[str(answer.ret)] += 1
+        if answer.ret != ret:
+            why = f" ({self.ours.last_failure})" if self.ours.last_failure else ""
+            raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim {ret!r}{why}")
+        if op.op == "decode":
+            self._compare_searches(answer)
+            self._compare_logits(op, answer)
+        elif op.op == "clear" and op.args["data"]:
+            self.has_nan = False
+        elif op.op in ("state_get", "state_seq_get"):
+            self.states[op.args["slot"]] = op
+            self.nan_states = self.nan_states - {op.args["slot"]} | (
+                {op.args["slot"]} if self.has_nan else set()
+            )
+        elif op.op in ("state_set", "state_seq_set"):
+            self.has_nan = self.has_nan or op.args["slot"] in self.nan_states
+        after = self.ours.memory.snapshot()
+        for seq, span in enumerate(answer.pos):
+            if list(span) != after.pos[str(seq)]:
+                raise self.difference(f"sequence {seq} spans {list(span)}, in kvsim {after.pos[str(seq)]}")
+        self.before = after
+        if look:
+            self.look()
+        return ret
+
+    def difference(self, what: str) -> DifferenceError:
+        return DifferenceError(what, self.ops)
+
+    def _must_end(self, op: Op, error: CacheUsageError) -> None:
+        self.report.codes["ends"] += 1
+        self.ops.pop()
+        if self.report.codes["ends"] % ENDS_TRIED:
+            return
+        try:
+            answer = self.live.apply(op)
+        except EndedError as ended:
+            self._restart(ended.how)
+        else:
+            self.ops.append(op)
+            raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim refuses: {error}")
+
+    def _restart(self, why: str) -> None:
+        self.report.kinds[f"ended ({why})"] += 1
+        self.live.close()
+        self.start()
+
+    # -- comparing -----------------------------------------------------------------------------
+
+    def _compare_searches(self, answer: Answer) -> None:
+        """The first print of each cache that can be told from those before it is of the time before."""
+        caches = self.live.spec.caches
+        names: dict[tuple[int, int], str] = {}
+        for name in searching_caches(self.live.spec):
+            names.setdefault((caches[name].size, caches[name].n_swa), name)
+        seen = set()
+        for log in read_cell_log(answer.log):
+            name = names.get((log.size, log.n_swa), "")
+            if (name, log.stream) in seen or not name:
+                continue
+            seen.add((name, log.stream))
+            self._compare_stream(name, log, self.before)
+
+    def _compare_stream(self, name: str, log: StreamLog, picture: Snapshot) -> None:
+        ours = picture.caches[name][log.stream]
+        cells = log.cells() or {}
+        wanted = {
+            i: (pos, owners[0] if len(owners) == 1 else SEVERAL)
+            for i, pos, owners, *_ in ours["cells"]
+            if pos != UNSEEN
+        }
+        where = f"{name!r} stream {log.stream}"
+        if cells != wanted:
+            both = sorted(set(cells.items()) ^ set(wanted.items()))
+            raise self.difference(f"{where}: cells differ, first at {both[0]}: {cells} and in kvsim {wanted}")
+        if (log.head, log.used) != (ours["head"], ours["used"]):
+            raise self.difference(
+                f"{where}: head and used {(log.head, log.used)}, in kvsim {(ours['head'], ours['used'])}"
+            )
+
+    def _compare_logits(self, op: Op, answer: Answer) -> None:
+        if self.ours.network is None:
+            return
+        # a token at position -1 sees nothing, and its NaN rows stay in the tensors until they are cleared
+        self.has_nan = self.has_nan or -1 in op.args["pos"]
+        if self.has_nan:
+            return
+        for i, row in answer.logits.items():  # none if it failed
+            error = float(np.abs(row - self.ours.logits_of(i)).max() / np.abs(row).max())
+            self.report.worst_logit = max(self.report.worst_logit, error)
+            if not error <= LOGITS_TOLERANCE:
+                raise self.difference(
+                    f"logits of batch entry {i} differ by {error:.3g}, allowed {LOGITS_TOLERANCE}"
+                )
+
+    def look(self) -> None:
+        """Every cell that can be seen, and the whole saved state without its rows."""
+        self.report.kinds["looks"] += 1
+        try:
+            ours = _records(self.ours.state_get(), self.live)
+        except CacheUsageError:
+            return  # such a state cannot be saved; that it ends llama.cpp is tried elsewhere
+        theirs = _records(self.live.state_bytes(), self.live)
+        if ours != theirs:
+            name = next(n for n in theirs if ours[n] != theirs[n])
+            raise self.difference(f"saved {name!r}: {theirs[name]} and in kvsim {ours[name]}")
+        for name, streams in self.live.snapshot()["caches"].items():
+            for s, seen in enumerate(streams):
+                picture = self.before.caches[name][s]
+                wanted = self._visible(picture)
+                if seen is not None and seen != wanted:
+                    raise self.difference(f"{name!r} stream {s}: {seen} and in kvsim {wanted}")
+
+    def _visible(self, picture: dict[str, Any]) -> dict[str, Any]:
+        """Our picture of a stream, as far as llama.cpp shows it."""
+        cells = [
+            [i, pos, own if len(own) == 1 else [seq for seq in own if seq < self.n_seq_max]]
+            for i, pos, own, *_ in picture["cells"]
+            if pos != UNSEEN
+        ]
+        return {"head": picture["head"], "used": picture["used"], "cells": cells}
+
+
+def _records(data: bytes, live: LlamaCpp) -> dict[str, Any]:
+    """What a saved state says, without rows."""
+    found: dict[str, Any] = {"length": len(data)}
+    for name, section in parse_state(data, live.spec).sections.items():
+        if isinstance(section, KVSection):
+            found[name] = [stream.cells for stream in section.streams]
+        elif isinstance(section, RecurrentSection):
+            found[name] = section.cells
+    return found
+
+
+def operations(pair: Pair, pick: generate.Picker) -> Iterator[Op]:
+    """An endless choice of operations; each is made from what the memory holds when it is asked for."""
+    names = [name for name, (_, weight) in generate.EDITS.items() for _ in range(weight)]
+    slot = 0
+    while True:
+        kind = pick.integer(0, 99)
+        if kind < 50:
+            decode = for_library(generate.decode(pick, pair), pair.live.n_vocab)
+            if decode.args["tokens"] is not None or pair.ours.network is None:  # networks take tokens only
+                yield decode
+        elif kind < 56:
+            seq = pick.integer(0, pair.n_seq_max - 1)
+            tokens = [pick.integer(0, 127) for _ in range(pick.integer(1, min(pair.n_batch, LONG_RUN)))]
+            yield Op.decode_run(seq, pair.span(seq)[1] + 1, tokens)
+        elif kind < 59:
+            yield from generate.context_shift(pick, pair)
+        elif kind < 63:
+            slot = (slot + 1) % KEPT_STATES
+            yield generate.save(pick, pair, slot)
+        elif kind < 68:
+            restored = generate.restore(pick, pair)
+            if restored is not None:
+                yield restored
+        else:
+            yield generate.EDITS[pick.choice(names)][0](pick, pair)
+
+
+def for_library(op: Op, n_vocab: int) -> Op:
+    """A decode as the library can do it: tokens of its vocabulary, and of the faults only an abort."""
+    args = {name: value for name, value in op.args.items() if name != "fault"}
+    if args["tokens"] is not None:
+        args["tokens"] = [token % n_vocab for token in args["tokens"]]
+    return replace(op, args=args)
+
+
+def run(pair: Pair, seed: int, n_ops: int) -> Report:
+    """Run ``n_ops`` operations on a pair. Raises DifferenceError at the first difference."""
+    begun = time.perf_counter()
+    pick = generate.SeededPicker(seed)
+    chosen = operations(pair, pick)
+    while pair.report.ops < n_ops:
+        op = next(chosen)
+        pair.perform(op, look=pair.report.ops % LOOK_EVERY == 0)
+        if len(pair.ops) >= SESSION:
+            pair.ops = []
+            pair.states = {}
+            pair.perform(Op.clear(True))
+    pair.report.seconds += time.perf_counter() - begun
+    return pair.report
+
+
+def configurations(name: str) -> list[ContextParams]:
+    """The contexts that a tiny model is tried with: unified and by streams, small ubatches, f32 rows."""
+    base = ContextParams(
+        n_batch=64, n_ubatch=8, n_seq_max=3, swa_full=False, flash_attn=False, type_k="f32", type_v="f32"
+    )
+    unified, streams = replace(base, n_ctx=256, kv_unified=True), replace(base, n_ctx=768)
+    return [unified, streams, replace(unified, n_seq_max=1, n_ubatch=5), replace(streams, n_ubatch=32)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kvsim.lanes.campaign", description=__doc__)
+    parser.add_argument("--model", default="all", choices=["all", *TINY])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ops", type=int, default=500, help="per configuration")
+    parser.add_argument("--lib", type=Path, help="a shared library instead of the installed wheel")
+    args = parser.parse_args(argv)
+    different = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in TINY if args.model == "all" else [args.model]:
+            path = Path(folder) / f"{name}.gguf"
+            write_tiny(name, path)
+            for params in configurations(name):
+                different += _run_one(name, path, params, args)
+    return int(different > 0)
+
+
+def _run_one(name: str, path: Path, params: ContextParams, args: argparse.Namespace) -> int:
+    pair = Pair(path, params, args.lib)
+    title = f"{name} ({pair.info.kind}{', unified' if params.kv_unified else ''}, ubatch {params.n_ubatch})"
+    try:
+        report = run(pair, args.seed, args.ops)
+    except DifferenceError as difference:
+        print(f"{title}: {difference}")
+        print(*(f"  {op}" for op in difference.ops), sep="\n")
+        return 1
+    finally:
+        pair.close()
+    counts = ", ".join(f"{code}: {n}" for code, n in sorted(report.codes.items()))
+    print(
+        f"{title}: {report.ops} operations at {report.rate:.0f}/s, no difference; decodes {counts}; "
+        f"logits within {report.worst_logit:.1e}",
+        flush=True,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
