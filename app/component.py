@@ -23,12 +23,20 @@ def _link_component() -> Any:
     )
 
 
-def player(payload: str, key: str, at: int = 0, jump: int = 0, height: str = "calc(100vh - 88px)") -> None:
+def player(
+    payload: str,
+    key: str,
+    at: int = 0,
+    notes: dict[int, dict[str, Any]] | None = None,
+    height: str = "calc(100vh - 88px)",
+) -> None:
     """Show ``payload`` (JSON text of :mod:`app.payload`), opened at step ``at``.
 
-    ``key`` names the recording: the player starts anew when it changes, or goes to ``at`` when ``jump`` does.
+    ``key`` names the recording: the player starts anew when it changes. ``notes`` may come later: per step,
+    what a replay has to say (:func:`app.check.note_of`).
     """
-    data = {"payload": payload, "key": key, "at": at, "jump": jump, "height": height}
+    told = {str(i): note for i, note in (notes or {}).items()}
+    data = {"payload": payload, "key": key, "at": at, "notes": told, "height": height}
     _component()(data=data, key="player", height="content")
 
 

@@ -10,6 +10,7 @@ from kvsim.batch import Batch
 from kvsim.caches.factory import LeafFactory
 from kvsim.context import Context
 from kvsim.errors import CacheUsageError, KvsimError, TraceError
+from kvsim.events import Observer
 from kvsim.models.context_params import ContextParams
 from kvsim.models.memory_spec import memory_spec
 from kvsim.models.params import ModelParams
@@ -112,12 +113,18 @@ def replay(trace: Trace, leaves: LeafFactory | None = None) -> Iterator[Step]:
         yield computed
 
 
-def replay_beside(trace: Trace, leaves: LeafFactory | None = None) -> Iterator[tuple[Step, Step]]:
-    """As :func:`replay`, each computed step after the recorded one; the trace is read once."""
+def replay_beside(
+    trace: Trace, leaves: LeafFactory | None = None, observer: Observer | None = None
+) -> Iterator[tuple[Step, Step]]:
+    """As :func:`replay`, each computed step after the recorded one; the trace is read once.
+
+    ``observer`` is told the events of a step before the step is given.
+    """
     try:
         replayer = Replayer(context_of(trace.header, leaves))
     except TraceError as err:
         raise TraceError(err.reason, trace.path, 1) from err
+    replayer.context.observe(observer)
     for recorded in trace:
         try:
             ret = replayer.apply(recorded.op, recorded.args)

@@ -116,7 +116,7 @@ export class Inspector {
     const last = step.u[step.u.length - 1].n_kv ?? {};
     const sizesKv = [...new Set(Object.values(last))];
     if (sizesKv.length) rows.push(["n_kv", sizesKv.length === 1 ? number(sizesKv[0]) : Object.entries(last).map(([c, n]) => `${c} ${number(n)}`).join(", ")]);
-    for (const [name, text] of step.facts ?? []) rows.push([name, text]);
+    if (step.graph) rows.push(["graph", step.graph]);
     return rows;
   }
 

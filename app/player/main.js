@@ -83,6 +83,16 @@ export class Player {
     if (options.theme) this.setTheme(options.theme);
   }
 
+  // What a replay has to say per step: {step: {hazards, graph}}. It may come after the recording is shown.
+  note(notes) {
+    const entries = Object.entries(notes ?? {});
+    if (!entries.length || this.noted === notes) return;
+    this.noted = notes;
+    for (const [i, note] of entries) if (this.model.steps[i]) Object.assign(this.model.steps[i], note);
+    this.dock.place(this.dock.root.clientWidth - 40);
+    this.draw();
+  }
+
   destroy() {
     this.pause();
     this.motion.stop();

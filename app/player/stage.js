@@ -194,6 +194,7 @@ export class Stage {
     if (purged) facts.push([number(purged), " purged now"]);
     const copies = frame.side.extra?.pending_copies?.[spec.cache]?.filter(([, to]) => to === spec.stream || spec.n_stream === 1);
     if (copies?.length) facts.push(["", `copy from stream ${copies.map(([from]) => from).join(", ")} pending`]);
+    if (lane === this.shown[0] && frame.step.graph?.includes("rebuilt")) facts.push(["", `graph ${frame.step.graph.replace(/^.*; /, "")}`]);
     if (spec.swa_type) facts.push(["window ", number(spec.n_swa)]);
     lane.facts.replaceChildren(...facts.map((fact) => el("span", "", fact.map((text) => el(/^[\d,−]+$/.test(text) ? "b" : "span", "", text)))));
     const { why } = frame.step;

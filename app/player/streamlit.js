@@ -9,16 +9,14 @@ export default function component({ parentElement, data }) {
   const host = parentElement.querySelector(".kv-host") ?? parentElement;
   let entry = PLAYERS.get(parentElement);
   if (!entry) {
-    entry = { jump: data.jump, handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: rememberStep, height: data.height }) };
+    entry = { handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: rememberStep, height: data.height }) };
     entry.theme = setInterval(() => entry.handle.player.setTheme(themeOf(host)), 400);
     PLAYERS.set(parentElement, entry);
   } else if (entry.key !== data.key) {
     entry.handle.update(JSON.parse(data.payload), { at: data.at });
-  } else if (entry.jump !== data.jump) {
-    entry.handle.player.go(data.at);
   }
   entry.key = data.key;
-  entry.jump = data.jump;
+  entry.handle.player.note(data.notes);
   return () => {
     if (parentElement.isConnected) return;
     clearInterval(entry.theme);

@@ -10,18 +10,16 @@ import hashlib
 import html
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from app import component, recordings
+from app.check import Check, check
 from app.recordings import MAX_UPLOAD_MIB, Opened
 from app.standalone import page
-from kvsim.errors import KvsimError, TraceError
-from kvsim.replay import replay
-from kvsim.trace import compare_step
+from kvsim.errors import TraceError
 
 PROGRESS_AFTER = 1.0  # seconds until a check shows how far it is
 PROGRESS_EVERY = 0.25
@@ -52,7 +50,10 @@ def show() -> None:
         _damaged(opened)
         return
     _remember(opened)
-    component.player(opened.payload, key=_key(opened), at=_at(opened), jump=state.get("jump", 0))
+    checked = state.get("checks", {}).get(_key(opened))
+    component.player(
+        opened.payload, key=_key(opened), at=_at(opened), notes=checked.notes if checked else None
+    )
     _check(opened, verdict)
 
 
@@ -204,42 +205,37 @@ def _where_damaged(error: TraceError) -> str:
 
 
 def _check(opened: Opened, slot: Any) -> None:
-    """Replay with kvsim and tell in ``slot`` in how many fields it differs from the recording."""
-    done: dict[str, str] = st.session_state.setdefault("verdicts", {})
+    """Replay with kvsim; tell in ``slot`` in how many fields it differs, and the player what it noted."""
+    results: dict[str, Check] = st.session_state.setdefault("checks", {})
     key = _key(opened)
-    if key not in done:
-        text = ""
-        for text in _differences(opened):
-            slot.html(text)
-        done[key] = text
-    slot.html(done[key])
+    if key not in results:
+        results[key] = _run(opened, slot)
+        if results[key].notes:
+            st.rerun()
+    slot.html(_told(results[key]))
 
 
-def _differences(opened: Opened) -> Iterator[str]:
-    """The verdict as HTML, and before it, once it takes long, how far the check is."""
+def _run(opened: Opened, slot: Any) -> Check:
+    """The whole check; once it takes long, ``slot`` says how far it is."""
     upload = st.session_state.get("upload")
     source = upload[1] if upload else recordings.path_of(opened.name)
-    trace = recordings.trace_of(source, opened.name)
-    n, first, start, told = 0, None, time.monotonic(), 0.0
-    try:
-        for recorded, ours in zip(trace, replay(trace), strict=False):
-            found = len(compare_step(recorded, ours))
-            n += found
-            if found and first is None:
-                first = recorded.i
-            now = time.monotonic()
-            if now - start > PROGRESS_AFTER and now - told > PROGRESS_EVERY:
-                told = now
-                yield _verdict("quiet", f"checking, {recorded.i:,} of {opened.n_steps - 1:,}")
-            if recorded.i + 1 >= opened.n_steps:
-                break
-    except KvsimError as error:
-        yield _verdict("quiet", "not replayed", str(error))
-        return
+    result, start, told = Check(), time.monotonic(), 0.0
+    for result in check(recordings.trace_of(source, opened.name), opened.n_steps):
+        now = time.monotonic()
+        if now - start > PROGRESS_AFTER and now - told > PROGRESS_EVERY:
+            told = now
+            slot.html(_verdict("quiet", f"checking, {result.done:,} of {opened.n_steps:,}"))
+    return result
+
+
+def _told(result: Check) -> str:
+    if result.error:
+        return _verdict("quiet", "not replayed", result.error)
+    n = result.differences
     if n:
-        yield _verdict("bad", f"✕ {n:,} difference{'s' if n != 1 else ''}, first at operation {first}")
-    else:
-        yield _verdict("good", "✓ 0 differences", "kvsim replays every operation as recorded")
+        text = f"✕ {n:,} difference{'s' if n != 1 else ''}, first at operation {result.first}"
+        return _verdict("bad", text)
+    return _verdict("good", "✓ 0 differences", "kvsim replays every operation as recorded")
 
 
 def _verdict(kind: str, text: str, title: str = "") -> str:

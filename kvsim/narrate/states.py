@@ -57,6 +57,8 @@ def rows(step: Step, edit: Edit) -> str:
 def _replaced(edit: Edit, before: Lane, after: Lane, seq: int) -> str:
     """What a sequence let go of before its positions were written again, and where they went."""
     holding = edit.owners.holding(seq)
+    if seq < 0:  # an id no cell can have: the restore writes to whom the save names
+        return edit.elsewhere() + "."
     had, has = holding[before.owners], holding[after.owners]
     where = np.flatnonzero(has)
     are = "is" if where.size == 1 else "are"
