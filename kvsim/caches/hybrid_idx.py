@@ -149,6 +149,7 @@ class HybridIdx(HybridBase):
     def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
         """Attention, recurrent, then the indexer in exactly attention's cells (X3)."""
         partial = bool(flags & PARTIAL_ONLY)
+        held = self._holders(seq) if self.observer is not None else []
         try:
             slots: list[SlotInfo | None] = []
             if not partial:
@@ -161,8 +162,16 @@ class HybridIdx(HybridBase):
         except StateError:
             if partial and self.attn.seq_pos_max(max(seq, 0)) >= 0:
                 self.hazard("partial-failure-drops-all", seq=seq)
+            elif held:
+                self.hazard("failed-restore-loses-sequence", seqs=held)
             self.state_drop(seq)
             raise
+
+    def _holders(self, seq: int) -> list[int]:
+        """Which of ``seq`` (-1: of all sequences) hold anything."""
+        asked = range(self.n_seq_max) if seq < 0 else [seq]
+        parts = self.attn, self.recurrent
+        return [s for s in asked if any(part.seq_pos_max(s) >= 0 for part in parts)]
 
     def state_drop(self, seq: int) -> None:
         """Forget ``seq`` (-1: everything) in all three parts, whatever the recurrent one says (X4)."""

@@ -141,15 +141,26 @@ def restoring(cache: KVCache, seq: int) -> Iterator[None]:
     streams = {stream for pair in cache.pending_copies for stream in pair}
     if streams and (seq == -1 or cache.stream_of(seq) in streams):
         cache._hazard("restore-under-queued-copy", seqs=sorted(streams))
-    had = _holders(cache)
+    had, target = _holders(cache), _positions_of(cache, seq)
     try:
         yield
     except StateError:
         have = _holders(cache)
         changed = had ^ have if seq != -1 else had | have
+        if _positions_of(cache, seq) != target:
+            changed.add(seq)
         if changed:
             cache._hazard("failed-restore-loses-sequence", seqs=sorted(changed))
         raise
+
+
+def _positions_of(cache: KVCache, seq: int) -> list[int]:
+    """The positions of a sequence, by cell; of none for -1."""
+    if seq == -1:
+        return []
+    table = cache.cells[cache.stream_of(seq)]
+    held: list[int] = table.pos[table.has(seq, table.size)].tolist()
+    return held
 
 
 def _holders(cache: KVCache) -> set[int]:

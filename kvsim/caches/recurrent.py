@@ -18,7 +18,7 @@ import numpy as np
 from kvsim.batch import BatchAllocator, Ubatch
 from kvsim.caches import recurrent_state
 from kvsim.caches.recurrent_cells import Placement, StateCells, owner_ids
-from kvsim.errors import CacheUsageError, IntegrityError
+from kvsim.errors import CacheUsageError, IntegrityError, StateError
 from kvsim.events import Event
 from kvsim.memory import (
     POS_INF,
@@ -285,7 +285,14 @@ class RecurrentMemory(Leaf):
         recurrent_state.write(self, io, seq, flags)
 
     def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
-        recurrent_state.read(self, io, seq)
+        had = [s for s in range(self.n_seq_max) if self.cells.cell_of(s) >= 0] if self.observer else []
+        try:
+            recurrent_state.read(self, io, seq)
+        except StateError:
+            lost = [s for s in had if self.cells.cell_of(s) < 0]
+            if lost:
+                self._hazard("failed-restore-loses-sequence", seqs=lost)
+            raise
 
     def memory_breakdown(self) -> dict[str, int]:
         """Bytes of r, s and p rows, snapshots included; parts that no layer has are left out."""

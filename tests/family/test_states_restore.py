@@ -72,7 +72,7 @@ def test_everything_comes_back_in_another_context(kind: str, unified: bool) -> N
 
 @pytest.mark.parametrize("kind", ATTENTION)
 def test_a_state_of_another_number_of_streams_is_refused(kind: str) -> None:
-    """Rd5: a first count that does not fit leaves the target as it was; hybrid-idx drops it all the same (X3)."""
+    """Rd5: a first count that does not fit leaves the target as it was, but not in hybrid-idx (X3)."""
     blob = filled(kind, n_seq_max=2).state_seq_get(0)
     other = filled(kind, unified=False, n_seq_max=3)
     before = everything(other.memory)
