@@ -96,8 +96,8 @@ class PrepareFailure:
     def __str__(self) -> str:
         return (
             f"{self.cache} (stream {self.stream}) has no room for ubatch {self.ubatch + 1} of "
-            f"{self.n_ubatches}: {self.asked} cells asked for, {self.free} free, {self.reclaimable} reclaimable by the window, "
-            f"largest hole {self.largest_hole}"
+            f"{self.n_ubatches}: {self.asked} cells asked for, {self.free} free, {self.reclaimable} reclaimable "
+            f"by the window, largest hole {self.largest_hole}"
         )
 
 
@@ -203,7 +203,7 @@ class Memory(ABC):
 
     @abstractmethod
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Remove positions [p0, p1) of ``seq`` (-1: of every sequence). False: refused, and nothing changed."""
+        """Remove positions [p0, p1) of ``seq`` (-1: every sequence). False: refused, and nothing changed."""
 
     @abstractmethod
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:

@@ -39,8 +39,8 @@ def check_selection(
         if n_lid > n_mla:
             raise CacheUsageError(
                 f"in ubatch {i + 1} the indexer would select among {n_lid} cells of {lid!r}, but {mla!r} "
-                f"then has {n_mla}: the two caches disagree, as after a restore that failed half-way. llama.cpp "
-                f"may abort. Clear the memory, or remove what was restored, before decoding"
+                f"then has {n_mla}: the two caches disagree, as after a restore that failed half-way. "
+                f"llama.cpp may abort. Clear the memory, or remove what was restored, before decoding"
             )
         more, i = prepared.next(), i + 1
 

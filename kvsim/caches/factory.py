@@ -18,8 +18,8 @@ from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.defrag import Defrag
 from kvsim.memory import Memory
 from kvsim.models.cache_spec import CacheSpec, CompressorSpec, MemorySpec, RecurrentSpec
-from kvsim.models.memory_spec import memory_spec
 from kvsim.models.context_params import ResolvedContext
+from kvsim.models.memory_spec import memory_spec
 from kvsim.models.params import ModelParams
 from kvsim.tensors.recurrent_store import RecurrentStore
 from kvsim.tensors.store import KVStore
@@ -27,8 +27,8 @@ from kvsim.tensors.store import KVStore
 
 @dataclass(frozen=True)
 class LeafFactory:
-    """Makes the leaves. ``data``: with rows behind the cells; without, only metadata is kept. ``sizes``: cells
-    per stream of the caches named in it, where not those of the model (tests use tiny caches). ``defrag`` and
+    """Makes the leaves. ``data``: with rows behind the cells; without, only metadata is kept. ``sizes``:
+    cells per stream of the caches named in it, where not those of the model (tests use tiny caches). ``defrag`` and
     ``contiguous``: the habits of old, see :class:`KVCache`."""
 
     data: bool = False

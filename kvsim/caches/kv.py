@@ -44,6 +44,7 @@ from kvsim.models.params import RopeType
 from kvsim.state import StateReader, StateWriter
 from kvsim.tensors.store import KVStore
 
+
 class KVCache(Leaf):
     """Cells for keys and values: unified (one stream) or one stream per sequence.
 

@@ -178,7 +178,7 @@ def _read_seq_cells(
     table = np.frombuffer(io.take(4 * width * have), "<i4").astype(np.int32).reshape(have, width)
     if (table[:, 1] != 1).any():
         bad = int(np.flatnonzero(table[:, 1] != 1)[0])
-        raise _MisfitError(f"cell {bad} lists {table[bad, 1]} sequences; in the state of one sequence it lists 1")
+        raise _MisfitError(f"cell {bad} lists {table[bad, 1]} sequences; in a sequence's state it lists 1")
     if have < count:
         if io.left >= 8 and np.frombuffer(io.take(8), "<i4")[1] != 1:
             raise _MisfitError(f"cell {have} does not list 1 sequence")
@@ -205,7 +205,7 @@ def _mirrored(cache: KVCache, stream: int, wanted: SlotInfo | None, count: int) 
     outside = cells[cells >= cache.size]
     taken = outside if len(outside) else cells[cache.cells[stream].pos[cells] != -1]
     if len(taken):
-        raise _MisfitError(f"cell {int(taken[0])} of the mirrored slot is not free: the caches have drifted apart")
+        raise _MisfitError(f"cell {int(taken[0])} of the mirrored slot is not free: the caches differ")
     return SlotInfo((stream,), (cells,))
 
 
@@ -218,7 +218,7 @@ def _check_mirror(wanted: SlotInfo | None, count: int) -> None:
 def _read_all_cells(
     cache: KVCache, io: StateReader, stream: int, count: int, seq: int, mirror: Mirror | None
 ) -> SlotInfo:
-    """Every cell goes to indices 0, 1, ...: a whole restore compacts. What was read before a failure stays."""
+    """Every cell goes to indices 0, 1, ...: a whole restore compacts. What was read stays, if it fails."""
     if mirror is not None:
         _check_mirror(mirror[0], count)
     pos: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from kvsim.models.context_params import ContextParams, ResolvedContext, resolve
 from kvsim.models.memory_spec import memory_spec
 from kvsim.models.params import LayerParams, ModelParams, RopeType, SwaType
 from kvsim.replay import context_of
-from kvsim.tensors.store import KVStore
 from kvsim.trace import read_trace
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
@@ -88,16 +87,14 @@ def positions(cache: KVCache, stream: int = 0) -> list[int]:
 
 @dataclass(frozen=True)
 class TinyLeaves(LeafFactory):
-    """Leaves with fewer cells than the model would have, and another window."""
+    """Leaves with another window than the model's."""
 
-    cells: dict[str, int] = field(default_factory=dict)
     n_swa: int | None = None
 
     def kv(self, name: str, spec: CacheSpec, ctx: ResolvedContext) -> KVCache:
-        spec = replace(spec, size=self.cells.get(name, spec.size))
         if self.n_swa is not None and spec.swa_type is not SwaType.NONE:
             spec = replace(spec, n_swa=self.n_swa)
-        return KVCache(spec, name, KVStore.of(spec, ctx) if self.data else None)
+        return super().kv(name, spec, ctx)
 
 
 def recorded(
@@ -109,7 +106,7 @@ def recorded(
 ) -> Context:
     """A context like that of the recording ``name``, ``kind/file``, with tiny leaves."""
     header = read_trace(TRACES / f"{name}.jsonl.gz").header
-    context = context_of(header, TinyLeaves(data, cells=cells or {}, n_swa=n_swa))
+    context = context_of(header, TinyLeaves(data, sizes=cells or {}, n_swa=n_swa))
     context.resolved = replace(context.resolved, n_ubatch=n_ubatch or context.resolved.n_ubatch)
     return context
 

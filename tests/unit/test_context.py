@@ -379,6 +379,6 @@ def test_known_gap_an_image_may_begin_at_the_stored_position_text_may_not() -> N
 
 
 def test_leaves_come_from_the_factory() -> None:
-    ctx = Context(LLAMA, ContextParams(n_ctx=256), leaves=TinyLeaves(cells={"kv": 5}))
+    ctx = Context(LLAMA, ContextParams(n_ctx=256), leaves=TinyLeaves(sizes={"kv": 5}))
     assert leaf(ctx, "kv").size == 5
     assert leaf(ctx, "kv").store is None

@@ -101,7 +101,7 @@ def test_what_a_window_frees(swa: SwaType, n_swa: int, top: int, reusable: list[
     """iswa.md, test ideas: seen from the next position, ``top + 1``."""
     cache = window_cache(n_swa, 10, swa)
     put(cache, range(top + 1))
-    assert np.flatnonzero(cache.usable(0, 0, top + 1)).tolist() == reusable
+    assert np.flatnonzero(cache.search(0).usable(0, top + 1)).tolist() == reusable
 
 
 def test_a_refusal_counts_free_and_reclaimable_cells_and_the_largest_hole() -> None:
