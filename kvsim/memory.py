@@ -96,8 +96,8 @@ class PrepareFailure:
     def __str__(self) -> str:
         return (
             f"{self.cache} (stream {self.stream}) has no room for ubatch {self.ubatch + 1} of "
-            f"{self.n_ubatches}: {self.asked} cells asked for, {self.free} free, {self.reclaimable} reclaimable "
-            f"by the window, largest hole {self.largest_hole}"
+            f"{self.n_ubatches}: {self.asked} cells asked for, {self.free} free, {self.reclaimable} "
+            f"reclaimable by the window, largest hole {self.largest_hole}"
         )
 
 

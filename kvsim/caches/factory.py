@@ -28,8 +28,8 @@ from kvsim.tensors.store import KVStore
 @dataclass(frozen=True)
 class LeafFactory:
     """Makes the leaves. ``data``: with rows behind the cells; without, only metadata is kept. ``sizes``:
-    cells per stream of the caches named in it, where not those of the model (tests use tiny caches). ``defrag`` and
-    ``contiguous``: the habits of old, see :class:`KVCache`."""
+    cells per stream of the caches named in it, where not those of the model (tests use tiny caches).
+    ``defrag`` and ``contiguous``: the habits of old, see :class:`KVCache`."""
 
     data: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
