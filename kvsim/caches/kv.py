@@ -392,12 +392,13 @@ class KVCache(Leaf):
         if self.observer is not None:
             self._tell_freed(b, where(target.pos != -1), reason="seq_cp", seq=dst)
         target.reset()
-        taken = where(source.has(src))
-        if len(taken):
-            target.place(taken, source.pos[taken], [(dst,)] * len(taken))
-            target.set_ext(taken, source.tok[taken], source.x[taken], source.y[taken])
-            target.shift[taken] = source.shift[taken]
-            target.has_shift = bool(source.shift[taken].any())
+        held = where(source.has(src))
+        # a shifted cell is rebuilt from its old position, and one that was divided below 0 falls (R14)
+        taken = held[(source.pos[held] >= 0) | (source.shift[held] == 0)]
+        target.place(taken, source.pos[taken], [(dst,)] * len(taken))
+        target.set_ext(held, source.tok[held], source.x[held], source.y[held])
+        target.shift[taken] = source.shift[taken]
+        target.has_shift = bool(source.shift[held].any())
         self._move_head(b, self.heads[a])
         self._emit("copy_queued", b, taken, src=src, dst=dst)
 

@@ -78,6 +78,18 @@ def test_a_copy_takes_a_cell_at_position_minus_one() -> None:
     assert (cache.cells[1].used, cache.seq_pos_min(1)) == (2, -1)
 
 
+def test_a_position_divided_below_zero_does_not_survive_the_copy() -> None:
+    """It is rebuilt as position - shift plus shift, and falling below 0 frees the cell but for its ext."""
+    cache = streams(2)
+    put(cache, [0, 4, 9], 0)
+    cache.seq_div(0, 4, 5, -2)
+    assert cache.cells[0].rows()[1][:4] == [1, -2, [0], 6]
+    cache.seq_cp(0, 1, -1, -1)
+    assert positions(cache, 1)[:3] == [0, -1, 9]
+    assert (cache.cells[1].used, cache.cells[1].has_shift, cache.cells[1].tok[1]) == (2, True, 101)
+    cache.check_integrity()
+
+
 def test_an_update_takes_the_queue_and_the_shift() -> None:
     cache = streams(2)
     put(cache, range(3), 0)
