@@ -1,4 +1,4 @@
-"""``kvsim replay --explain``: the first difference, field by field and as two cell maps side by side."""
+"""``kvsim replay --explain``: the hazards met, and the first difference as two cell maps."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from kvsim.cli.outcome import Meeting, Parting
 from kvsim.cli.terminal import map_text
+from kvsim.hazards import HAZARDS
 from kvsim.narrate.calls import call
-from kvsim.trace import Difference, Header, Step
 from kvsim.trace.cellmap import cell_in_words, differing_cells, side_by_side
 
 SHOWN = 10
 """How many fields, and how many cells of a stream, are listed."""
 
 
-def explain(out: Console, header: Header, recorded: Step, computed: Step, found: list[Difference]) -> None:
+def explain_hazards(out: Console, met: dict[str, Meeting]) -> None:
+    """Print each hazard once: how often it was met, where first, and what happens then."""
+    for name, meeting in met.items():
+        first = f"first by operation {meeting.i}, {meeting.call}"
+        out.print(Text(f"  hazard {name}: {meeting.operations} times, {first}"))
+        out.print(Text(f"    {HAZARDS[name].happens}"))
+
+
+def explain(out: Console, parting: Parting) -> None:
     """Print a step on which recording and replay differ, and the streams whose cells do."""
+    header, recorded, computed, found = parting.header, parting.recorded, parting.computed, parting.found
     out.print(Text(f"  operation {recorded.i}, {call(recorded)}: {len(found)} fields differ"))
     for difference in found[:SHOWN]:
         out.print(Text(f"    {difference}"))

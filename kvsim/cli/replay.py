@@ -3,70 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import Progress, TaskID
 from rich.text import Text
 
-from kvsim.cli.explain import explain
+from kvsim.cli.explain import explain, explain_hazards
+from kvsim.cli.outcome import COUNTS, Outcome, counts, replay_one
 from kvsim.cli.terminal import DIFFERENT, UNUSABLE, beside, find_traces, progress, stdout
-from kvsim.errors import TraceError
-from kvsim.replay import replay_beside
-from kvsim.trace import MISSING, Difference, Header, Step, compare_step, read_trace
-
-
-@dataclass(frozen=True)
-class Parting:
-    """The first step on which recording and replay differ."""
-
-    header: Header
-    recorded: Step
-    computed: Step
-    found: list[Difference]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "i": self.recorded.i,
-            "op": self.recorded.op,
-            "differences": [
-                {key: value for key, value in vars(difference).items() if value is not MISSING}
-                for difference in self.found
-            ],
-        }
-
-
-@dataclass
-class Outcome:
-    """What the replay of one trace, or of many, came to. ``differences`` counts fields over all steps."""
-
-    path: str
-    operations: int = 0
-    decodes: int = 0
-    differences: int = 0
-    first: Parting | None = None
-    error: str | None = None
-
-    def counts(self) -> dict[str, int]:
-        return {k: getattr(self, k) for k in ("operations", "decodes", "differences")}
-
-    def to_json(self) -> dict[str, Any]:
-        first = None if self.first is None else self.first.to_json()
-        return {"path": self.path, **self.counts(), "first": first, "error": self.error}
 
 
 def replay_command(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Traces, or folders of them.")],
-    explained: Annotated[bool, typer.Option("--explain", help="Show the first difference by cell.")] = False,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="Show the hazards met, and the first difference by cell.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
 ) -> None:
     """Replay recordings on kvsim and count the fields that differ.
 
-    One line a trace, then the sum. Exit status 0: no difference, 1: some, 2: input that cannot be used.
+    One line a trace, then the sum. A hazard is an operation on which llama.cpp quietly does what no
+    caller wants; it is no difference. Exit status 0: no difference, 1: some, 2: unusable input.
     """
     files = find_traces(paths)
     sizes = [path.stat().st_size for path in files]
@@ -78,43 +38,15 @@ def replay_command(
             outcomes.append(outcome)
             if not as_json:
                 _print_outcome(bar, outcome, explained, width)
-    total = _total(outcomes)
     if as_json:
-        print(json.dumps({"traces": [outcome.to_json() for outcome in outcomes], **total.counts()}))
+        print(json.dumps({"traces": [outcome.to_json() for outcome in outcomes], **counts(outcomes)}))
     elif len(outcomes) > 1:
-        stdout().print(_line(total, width))
+        stdout().print(_line(f"{len(outcomes)} traces", counts(outcomes), width))
     raise typer.Exit(_status(outcomes))
-
-
-def replay_one(path: Path, report: Callable[[int], object]) -> Outcome:
-    """Replay one trace; ``report`` is told the bytes read so far. Memory does not grow with the trace."""
-    outcome = Outcome(str(path))
-    try:
-        trace = read_trace(path)
-        for recorded, computed in replay_beside(trace):
-            found = compare_step(recorded, computed)
-            outcome.operations += 1
-            outcome.decodes += recorded.op == "decode"
-            outcome.differences += len(found)
-            if found and outcome.first is None:
-                outcome.first = Parting(trace.header, recorded, computed, found)
-            report(trace.bytes_read)
-    except TraceError as error:
-        outcome.error = str(error)
-    return outcome
 
 
 def _advance(bar: Progress, task: TaskID, before: int, read: int) -> None:
     bar.update(task, completed=before + read)
-
-
-def _total(outcomes: list[Outcome]) -> Outcome:
-    total = Outcome(f"{len(outcomes)} traces")
-    for outcome in outcomes:
-        total.operations += outcome.operations
-        total.decodes += outcome.decodes
-        total.differences += outcome.differences
-    return total
 
 
 def _status(outcomes: list[Outcome]) -> int:
@@ -128,13 +60,13 @@ def _print_outcome(bar: Progress, outcome: Outcome, explained: bool, width: int)
         bar.console.print(Text(outcome.error))
         return
     out = beside(bar)
-    out.print(_line(outcome, width))
-    if explained and outcome.first is not None:
-        first = outcome.first
-        explain(out, first.header, first.recorded, first.computed, first.found)
+    out.print(_line(outcome.path, counts([outcome]), width))
+    if explained:
+        explain_hazards(out, outcome.met)
+        if outcome.first is not None:
+            explain(out, outcome.first)
 
 
-def _line(outcome: Outcome, width: int) -> Text:
-    counts = f"{outcome.operations:>7,} operations {outcome.decodes:>6,} decodes"
-    style = "bold red" if outcome.differences else ""
-    return Text(f"{outcome.path:<{width}} {counts} {outcome.differences:>7,} differences", style)
+def _line(name: str, numbers: dict[str, int], width: int) -> Text:
+    columns = "  ".join(f"{numbers[what]:>6,} {what}" for what in COUNTS)
+    return Text(f"{name:<{width}}  {columns}", "bold red" if numbers["differences"] else "")

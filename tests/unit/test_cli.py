@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from kvsim.cli import app
 from kvsim.cli.memory import size_in_words, size_of
 from kvsim.cli.terminal import map_text, table
+from kvsim.hazards import HAZARDS
 from kvsim.trace import read_trace
 from kvsim.trace.cellmap import MapCell
 
@@ -52,11 +53,14 @@ def test_replay_prints_one_line_a_trace_and_the_sum(tmp_path):
     (tmp_path / "notes.txt").write_text("not a trace")
     result = run("replay", tmp_path)
     assert result.exit_code == 0
-    assert [line.split()[-6:] for line in result.stdout.splitlines()] == [
+    assert [line.split()[-8:-2] for line in result.stdout.splitlines()] == [
         ["102", "operations", "49", "decodes", "0", "differences"],
         ["102", "operations", "49", "decodes", "0", "differences"],
         ["204", "operations", "98", "decodes", "0", "differences"],
     ]
+    hazards = [int(line.split()[-2]) for line in result.stdout.splitlines()]
+    assert hazards[0] > 0
+    assert hazards[2] == 2 * hazards[0]
     assert result.stderr == ""
 
 
@@ -68,12 +72,13 @@ def test_replay_finds_a_difference(tampered):
     path, _, _ = tampered
     result = run("replay", path)
     assert result.exit_code == 1
-    assert result.stdout.split()[-2:] == ["1", "differences"]
+    assert result.stdout.split()[-4:-2] == ["1", "differences"]
 
 
 def test_replay_explains_the_first_difference_side_by_side(tampered):
     path, i, (index, pos, *_) = tampered
     lines = run("replay", "--explain", path).stdout.splitlines()
+    lines = lines[:1] + lines[next(k for k, line in enumerate(lines) if line.startswith("  operation ")) :]
     assert lines[1].startswith(f"  operation {i}, decode(")
     assert lines[1].endswith(": 1 fields differ")
     assert lines[2].startswith(f"    after.caches.swa[0].cells[{index}]: recorded [{index}, {pos}, ")
@@ -85,6 +90,18 @@ def test_replay_explains_the_first_difference_side_by_side(tampered):
     assert left.count("!") == 1
     assert lines[7].startswith(f"    cell {index}: recorded position {pos}, seq ")
     assert f"; computed position {pos - 1}, seq " in lines[7]
+
+
+def test_replay_tells_the_hazards_that_were_met():
+    trace = TRACES / "kv" / "llama-uni-c256-u16-s4-f16-03.jsonl.gz"
+    [met] = [outcome["met"] for outcome in json.loads(run("replay", "--json", trace).stdout)["traces"]]
+    assert set(met) <= set(HAZARDS)
+    moved = met["shift-moves-other-owners"]
+    lines = run("replay", "--explain", trace).stdout.splitlines()
+    [k] = [k for k, line in enumerate(lines) if line.startswith("  hazard shift-moves-other-owners: ")]
+    told = f"{moved['operations']} times, first by operation {moved['first']}, seq_"
+    assert lines[k].startswith(f"  hazard shift-moves-other-owners: {told}")
+    assert lines[k + 1] == f"    {HAZARDS['shift-moves-other-owners'].happens}"
 
 
 def test_replay_as_json(tampered):
@@ -399,4 +416,4 @@ def test_run_as_a_module():
         [sys.executable, "-m", "kvsim", "replay", str(SMALL)], capture_output=True, text=True, check=False
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.split()[-2:] == ["0", "differences"]
+    assert result.stdout.split()[-4:-2] == ["0", "differences"]
