@@ -23,8 +23,11 @@ from kvsim.graph import GraphCache, GraphDecision
 from kvsim.memory import Memory, MemoryContext, MemoryStatus, PrepareFailure, View
 from kvsim.models.arch import SEPARATE_INPUTS
 from kvsim.models.context_params import ContextParams, ResolvedContext, resolve
+from kvsim.models.memory_spec import memory_spec
 from kvsim.models.params import ModelParams
 from kvsim.outputs import OutputOrder
+from kvsim.state_format import older_layouts
+from kvsim.state_versions import looks_older
 
 Logits = NDArray[np.float32]
 
@@ -321,7 +324,7 @@ class Context:
         def load() -> int:
             return state.load_sequence(self.memory, data, seq, flags, self.device_states, strict)
 
-        return self._restore(load, seq, flags)
+        return self._restore(load, data, seq, flags)
 
     def state_get(self) -> bytes:
         """The whole state (``llama_state_get_data``)."""
@@ -331,17 +334,26 @@ class Context:
 
     def state_set(self, data: bytes, strict: bool = False) -> int:
         """Restore the whole state; returns the bytes read, or 0 if refused."""
-        return self._restore(lambda: state.load_all(self.memory, data, self.model.arch, strict), -1, 0)
+        return self._restore(lambda: state.load_all(self.memory, data, self.model.arch, strict), data, -1, 0)
 
-    def _restore(self, load: Callable[[], int], seq: int, flags: int) -> int:
+    def _restore(self, load: Callable[[], int], data: bytes, seq: int, flags: int) -> int:
         self.last_failure = None
         try:
             n_bytes = load()
         except StateError as err:
-            self._emit("state", what="refused", seq=seq, flags=flags, reason=str(err))
-            return self._fail(0, str(err))
+            reason = f"{err}{self._if_older(data, flags)}"
+            self._emit("state", what="refused", seq=seq, flags=flags, reason=reason)
+            return self._fail(0, reason)
         self._emit("state", what="restored", seq=seq, flags=flags, n_bytes=n_bytes)
         return n_bytes
+
+    def _if_older(self, data: bytes, flags: int) -> str:
+        """What to add to a refusal if the bytes are of an older llama.cpp, else nothing."""
+        spec = memory_spec(self.model, self.resolved)
+        if spec is None or flags & state.ON_DEVICE:
+            return ""
+        older = older_layouts(data, spec, bool(flags & state.PARTIAL_ONLY))
+        return f"; {looks_older(older)}" if older else ""
 
 
 def _record(ubatch: Ubatch, views: Mapping[str, View], ok: bool) -> dict[str, Any]:

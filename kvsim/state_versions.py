@@ -59,6 +59,15 @@ def layouts_of(magic: int, version: int) -> list[Layout]:
     return [la for la in LAYOUTS if version == (la.whole if magic == SESSION_MAGIC else la.sequence)]
 
 
+def looks_older(layouts: list[Layout]) -> str:
+    """What to say of a buffer that can be read to its end in these older layouts only."""
+    versions = " or ".join(f"{number}" for number in dict.fromkeys(la.sequence for la in layouts))
+    return (
+        f"it can be read as version {versions} of the format (b11434 writes {CURRENT.sequence}): it lacks "
+        f"{layouts[0].lacks}. Decode the tokens again and save anew, or load it where it was written"
+    )
+
+
 def refusal(magic: int, version: int) -> str:
     """Why b11434 does not load a file of another version, and what can be done."""
     kind, current = (
