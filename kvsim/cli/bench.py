@@ -1,0 +1,77 @@
+"""``kvsim bench``: how fast the reference is, as ratios of one run."""
+
+from __future__ import annotations
+
+import json
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from kvsim.bench.cells import cells_table
+from kvsim.bench.measure import NOTHING, Row, in_words
+from kvsim.bench.tensors import tensors_table
+from kvsim.cli.terminal import fail, stderr, stdout
+from kvsim.errors import KvsimError
+
+SMALLEST = 1024
+
+
+class Part(Enum):
+    CELLS = "cells"
+    TENSORS = "tensors"
+
+
+def bench_command(
+    part: Annotated[Part, typer.Argument(help="cells: operations on cells; tensors: on rows.")],
+    size: Annotated[int, typer.Option(help="Cells of the cache.", min=SMALLEST)] = 131_072,
+    lib: Annotated[Path | None, typer.Option(help="llama.cpp's shared library to compare with.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Measure kvsim beside llama.cpp's library, plain copies of the same rows, or torch.
+
+    Every ratio is of medians measured in the same run. One thread is used for each side; set
+    OMP_NUM_THREADS=1 so that numpy's matrix products keep to it too.
+    """
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        stderr().print("note: OMP_NUM_THREADS is not 1, so matrix products may use several threads")
+    rows: list[Row] = []
+    try:
+        measured = cells_table(size, lib) if part is Part.CELLS else tensors_table(size)
+        with stderr().status("measuring") as status:
+            for row in measured:
+                rows.append(row)
+                status.update(f"measured {row.name}")
+    except KvsimError as error:
+        fail(error)
+    if as_json:
+        print(json.dumps({"bench": part.value, "cells": size, "rows": [row.to_json() for row in rows]}))
+    else:
+        stdout().print(table_of(part, size, rows))
+
+
+def table_of(part: Part, size: int, rows: list[Row]) -> Table:
+    """The rows as a table for the terminal."""
+    table = Table(title=f"{part.value}, {size:,} cells", title_justify="left")
+    table.add_column("operation")
+    for heading in ("median", "against", "its median", "ratio", "goal"):
+        table.add_column(heading, justify="left" if heading == "against" else "right")
+    table.add_column("held")
+    for row in rows:
+        reference = NOTHING if row.reference is None else in_words(row.reference)
+        held = {True: "yes", False: "no", None: NOTHING}[row.held]
+        goal = NOTHING if row.goal is None else str(row.goal)
+        table.add_row(row.name, in_words(row.seconds), row.against, reference, ratio_of(row), goal, held)
+    return table
+
+
+def ratio_of(row: Row) -> str:
+    """The ratio in the direction of the goal: ``35x faster``, or ``1.3x`` its time."""
+    if row.ratio is None:
+        return NOTHING
+    if row.ratio < 1:
+        return f"{1 / row.ratio:.3g}x faster"
+    return f"{row.ratio:.3g}x"
