@@ -226,7 +226,7 @@ class Context:
             due = fault if fault is not None and fault.ubatch == i else None
             code = self._process(prepared, ubatch, n_outputs, due, logits)
             if code != OK:
-                return self._roll_back(ubatch, code, i)
+                return self._roll_back(ubatch, prepared.views, code, i)
             i += 1
             if not prepared.next():
                 break
@@ -269,9 +269,11 @@ class Context:
             logits.append(rows if n_outputs == ubatch.n_tokens else rows[ubatch.output])
         return OK
 
-    def _roll_back(self, ubatch: Ubatch, code: int, i: int) -> int:
+    def _roll_back(self, ubatch: Ubatch, views: Mapping[str, View], code: int, i: int) -> int:
         """Remove the failed ubatch's positions of the first sequence of each token (decode.md 4); a memory
         may refuse, and llama.cpp does not look."""
+        for view in views.values():
+            view.undone()
         first: dict[int, int] = {}
         for ids, pos in zip(ubatch.seq_ids, ubatch.pos0.tolist(), strict=True):
             first[ids[0]] = min(first.get(ids[0], pos), pos)
@@ -283,6 +285,8 @@ class Context:
             if not accepted:
                 refused.append(seq)
             self._emit("rollback", seq=seq, p0=p0, accepted=accepted)
+            if accepted and p0 > 0 and self.observer is not None and memory_depth(self.memory, seq):
+                self._emit("hazard", id="rollback-arms-uncomputed", seq=seq)
         if refused:
             self._emit("hazard", id="rollback-refused", seqs=refused)
         shared = sorted({s for ids in ubatch.seq_ids for s in ids[1:]} - set(first))
@@ -354,6 +358,12 @@ class Context:
             return ""
         older = older_layouts(data, spec, bool(flags & state.PARTIAL_ONLY))
         return f"; {looks_older(older)}" if older else ""
+
+
+def memory_depth(memory: Memory, seq: int) -> int:
+    """How many tokens of ``seq`` a pending rollback takes back; 0 without one."""
+    depths = [getattr(part, "rs_idx", None) for part in (memory, *memory.leaves().values())]
+    return max((depth[seq] for depth in depths if depth is not None and seq < len(depth)), default=0)
 
 
 def _record(ubatch: Ubatch, views: Mapping[str, View], ok: bool) -> dict[str, Any]:

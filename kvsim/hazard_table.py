@@ -478,6 +478,19 @@ TABLE = (
         remedy="Remove from each sequence, or clear.",
     ),
     Hazard(
+        id="state-knows-last-position-only",
+        kind=CONTENT,
+        memories="memories with recurrent states",
+        where="src/llama-memory-recurrent.cpp: seq_add, seq_div",
+        happens=(
+            "A state has one position, that of its last token. Moving a part of a sequence, or dividing its "
+            "positions, leaves no trace of where the other tokens are: later removals and rollbacks go by "
+            "the last position alone."
+        ),
+        instead="The move is refused.",
+        remedy="Move all positions of a sequence alike.",
+    ),
+    Hazard(
         id="state-copy-ignores-range",
         kind=CONTENT,
         memories="memories with recurrent states",
@@ -485,6 +498,18 @@ TABLE = (
         happens="A copy always shares the whole state, whatever range was given.",
         instead="The copy is refused unless it takes the whole sequence.",
         remedy="Copy whole sequences.",
+    ),
+    Hazard(
+        id="unknown-sequence-ignored",
+        kind=CONTENT,
+        memories="memories with recurrent states",
+        where="src/llama-memory-recurrent.cpp: seq_cp",
+        happens=(
+            "A copy from or to a sequence that the recurrent part has no cell for is silently skipped; in a "
+            "hybrid the attention part carries it out."
+        ),
+        instead="The copy is refused.",
+        remedy="Use ids below n_seq_max.",
     ),
     Hazard(
         id="state-moves-for-all-owners",
@@ -519,6 +544,18 @@ TABLE = (
         ),
         instead="The rollback is refused.",
         remedy="Roll back fewer tokens than the last batch had, or restore a saved state.",
+    ),
+    Hazard(
+        id="rollback-counts-positions",
+        kind=CONTENT,
+        memories="memories with rollback snapshots",
+        where="src/llama-memory-recurrent.cpp: seq_rm",
+        happens=(
+            "The depth of a rollback is a difference of positions, but snapshots are one per token. Where "
+            "positions repeat, skip, or were moved in part, the state goes back by another number of tokens."
+        ),
+        instead="The rollback is refused, or counts tokens.",
+        remedy="Do not shift or repeat positions in sequences that are rolled back.",
     ),
     Hazard(
         id="rollback-moves-other-owners",
@@ -564,6 +601,19 @@ TABLE = (
         ),
         instead="A fresh sequence starts from zero.",
         remedy="Remove the sequence with p0 = p1 = -1 before it is used again.",
+    ),
+    Hazard(
+        id="failed-ubatch-strands-states",
+        kind=CONTENT,
+        memories="memories with recurrent states",
+        where="src/llama-memory-recurrent.cpp: find_slot",
+        happens=(
+            "Placing a ubatch brings its states together and says that all cells in between hold their own "
+            "state again, which its graph is to see to. If the graph does not run, the states of sequences "
+            "that were not even in the batch are not where their cells say."
+        ),
+        instead="The cells point to the states until the graph has moved them.",
+        remedy="After a failed decode restore every sequence from a saved state.",
     ),
     Hazard(
         id="state-skips-positions",

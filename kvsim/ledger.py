@@ -134,6 +134,8 @@ class AttentionPart:
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         lo, hi = position_range(p0, p1)
+        if d == 0:
+            return  # nothing the memory knows of is in the range, or it would have refused
         self.held[seq] = [_at(e, int(e.pos / d)) if lo <= e.pos < hi else e for e in self.entries(seq)]
 
     def update(self) -> None:

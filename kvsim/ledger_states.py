@@ -72,7 +72,7 @@ class StatePart:
         return State(tokens[-1][0], history)
 
     def write(self, seqs: Iterable[int], pos: int, instance: int, place: tuple[int, int] = (0, 0)) -> None:
-        for s in seqs:
+        for s in seqs if pos >= 0 else ():
             self.held.setdefault(s, []).append((pos, instance))
 
     def clear(self) -> None:
@@ -95,10 +95,12 @@ class StatePart:
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         lo, hi = position_range(p0, p1)
         moved = [(p + delta, i) if lo <= p < hi else (p, i) for p, i in self.held.get(seq, [])]
-        self.held[seq] = moved
+        self.held[seq] = [t for t in moved if t[0] >= 0]
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         lo, hi = position_range(p0, p1)
+        if d == 0:
+            return  # nothing the memory knows of is in the range, or it would have refused
         self.held[seq] = [(int(p / d), i) if lo <= p < hi else (p, i) for p, i in self.held.get(seq, [])]
 
     def update(self) -> None:
@@ -115,4 +117,4 @@ class StatePart:
         """Believe the state, whose difference a hazard has explained: what it has seen, one position each."""
         tokens = self.histories.tokens(found.history)
         n = len(tokens)
-        self.held[seq] = [(found.pos - n + 1 + k, t) for k, t in enumerate(tokens)]
+        self.held[seq] = [(max(found.pos - n + 1 + k, 0), t) for k, t in enumerate(tokens)]

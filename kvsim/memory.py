@@ -104,6 +104,9 @@ class PrepareFailure:
 class View(ABC):
     """What the graph of one ubatch sees of one leaf, valid from ``apply`` to ``next``."""
 
+    def undone(self) -> None:
+        """The graph did not run, and its ubatch is about to be rolled back."""
+
     def set_inputs(self) -> None:
         """Read what the graph reads before it runs; the recurrent part consumes a rollback here."""
 

@@ -18,6 +18,7 @@ from kvsim.caches.kv import KVCache
 from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.errors import CacheUsageError
 from kvsim.memory import Memory
+from kvsim.state import StateReader
 
 
 class HybridBase(CompositeMemory):
@@ -53,7 +54,42 @@ class HybridBase(CompositeMemory):
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
         """False, and nothing changed, if the recurrent part refuses (H3). ``seq`` -1 is always refused."""
-        return self.recurrent.seq_rm(seq, p0, p1) and self.attn.seq_rm(seq, p0, p1)
+        done = self.recurrent.seq_rm(seq, p0, p1) and self.attn.seq_rm(seq, p0, p1)
+        self.compare_halves()
+        return done
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
+        super().seq_cp(src, dst, p0, p1)
+        self.compare_halves()
+
+    def seq_keep(self, seq: int) -> None:
+        super().seq_keep(seq)
+        self.compare_halves()
+
+    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        super().seq_add(seq, p0, p1, delta)
+        self.compare_halves()
+
+    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
+        super().seq_div(seq, p0, p1, d)
+        self.compare_halves()
+
+    def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
+        try:
+            super().state_read(io, seq, flags)
+        finally:
+            self.compare_halves()
+
+    def compare_halves(self) -> None:
+        """Tell an observer of sequences that end elsewhere in attention than in their state (surprise 1)."""
+        if self.observer is None:
+            return
+        apart = [
+            s for s in range(self.n_seq_max)
+            if self.attn.seq_pos_max(s) != self.recurrent.seq_pos_max(s)
+        ]  # fmt: skip
+        if apart:
+            self.hazard("halves-disagree", seqs=apart)
 
     def seq_pos_min(self, seq: int) -> int:
         return max(self.attn.seq_pos_min(seq), self.recurrent.seq_pos_min(seq))

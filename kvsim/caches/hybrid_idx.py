@@ -104,7 +104,9 @@ class HybridIdx(HybridBase):
             self.idx.seq_rm(seq, p0, p1)
             self._make_stale(seq, stale)
             self._rederive_sharing()
-        return self.attn.seq_rm(seq, p0, p1)
+        done = self.attn.seq_rm(seq, p0, p1)
+        self.compare_halves()
+        return done
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
         super().seq_cp(src, dst, p0, p1)
@@ -166,6 +168,7 @@ class HybridIdx(HybridBase):
                 self.hazard("failed-restore-loses-sequence", seqs=held)
             self.state_drop(seq)
             raise
+        self.compare_halves()
 
     def _holders(self, seq: int) -> list[int]:
         """Which of ``seq`` (-1: of all sequences) hold anything."""

@@ -189,13 +189,15 @@ def split_histories(memory: Memory, coupled: Iterable[tuple[int, int]]) -> list[
     return [pair for pair in coupled if _history(memory, pair[0]) != _history(memory, pair[1])]
 
 
-def _history(memory: Memory, seq: int) -> list[list[tuple[int, int]]]:
-    """Positions and tokens of a sequence, per attention cache."""
-    history = []
+def _history(memory: Memory, seq: int) -> list[object]:
+    """Positions and tokens of a sequence, per attention cache; per recurrent memory the cell of its state."""
+    history: list[object] = []
     for leaf in memory.leaves().values():
         cells = getattr(leaf, "cells", None)
         if isinstance(cells, list):
             table = cells[seq if len(cells) > 1 else 0]
             own = table.has(seq, table.size) & (table.pos >= 0)
             history.append(sorted(zip(table.pos[own].tolist(), table.tok[own].tolist(), strict=True)))
+        elif cells is not None:
+            history.append(cells.cell_of(seq))
     return history

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.batch import BatchAllocator, Ubatch
-from kvsim.caches import recurrent_state
+from kvsim.caches import recurrent_hazards, recurrent_state
 from kvsim.caches.recurrent_cells import Placement, StateCells, owner_ids
 from kvsim.errors import CacheUsageError, IntegrityError, StateError
 from kvsim.events import Event
@@ -63,6 +63,7 @@ class RecurrentMemory(Leaf):
         self.n = 0
         self.rs_z = -1
         self.rs_idx = [0] * n_seq_max
+        self.reach = recurrent_hazards.Reach(size, n_rs_seq)
 
     @property
     def size(self) -> int:
@@ -132,13 +133,17 @@ class RecurrentMemory(Leaf):
         placement = self._place(ubatch)
         if placement is None:
             raise IntegrityError(f"{self.name}: a prepared ubatch no longer finds its cells")
+        self.reach.note(placement, ubatch, self.cells.src0)
         if self.observer is not None:
             self._tell(placement, ubatch)
         return RecurrentView(self, placement, ubatch)
 
     def place_restored(self, ubatch: Ubatch) -> bool:
         """Place the one-sequence ubatch of a saved state. False if its id is beyond the cells."""
-        return self._place(ubatch) is not None
+        placed = self._place(ubatch) is not None
+        if placed:
+            self.reach.rows[self.cells.head] = 0
+        return placed
 
     # -- sequence operations -------------------------------------------------------------------
 
@@ -148,6 +153,7 @@ class RecurrentMemory(Leaf):
         fresh.src0 = self.cells.src0
         self._emit("free", [c for c, mask in enumerate(self.cells.owners) if mask], reason="clear")
         self.cells = fresh
+        self.reach.forget()
         self.rs_idx = [0] * self.n_seq_max
         if data and self.store is not None:
             self.store.zero()
@@ -158,6 +164,8 @@ class RecurrentMemory(Leaf):
         Refuses unknown ids, -1 ("every sequence") among them, and an end that no snapshot reaches. A range
         that misses the state's position changes nothing and is True.
         """
+        if self.observer is not None:
+            recurrent_hazards.before_remove(self, seq, p0, p1)
         p0, p1 = position_range(p0, p1)
         if not 0 <= seq < self.n_seq_max:
             return False
@@ -183,6 +191,8 @@ class RecurrentMemory(Leaf):
                 self._emit("rollback", [cell], seq=seq, depth=depth, refused=True, pending=self.rs_idx[seq])
                 return False
             self.rs_idx[seq] = depth
+            if self.observer is not None:
+                recurrent_hazards.before_rollback(self, seq, cell, depth)
         self.cells.pos[cell] = to
         self._emit("rollback", [cell], seq=seq, depth=depth, refused=False)
         others = [s for s in owner_ids(self.cells.owners[cell]) if s != seq]
@@ -198,8 +208,14 @@ class RecurrentMemory(Leaf):
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
         """``dst`` shares the state of ``src``; the range is ignored, unknown ids are too (R6)."""
         cells = self.cells
-        if src == dst or not (0 <= src < self.size and 0 <= dst < self.size):
+        if src == dst:
             return
+        if not (0 <= src < self.size and 0 <= dst < self.size):
+            self._hazard("unknown-sequence-ignored", src=src, dst=dst)
+            return
+        self.reach.copy(src, dst)
+        if self.observer is not None:
+            recurrent_hazards.before_copy(self, src, dst, p0, p1)
         freed = cells.leave(dst)
         if freed >= 0:
             self._emit("free", [freed], reason="seq_cp", seq=dst)
@@ -245,6 +261,9 @@ class RecurrentMemory(Leaf):
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Move the position of a state that stands in the range, for all its owners, even below 0 (R8)."""
         cell = self._standing_in(seq, p0, p1)
+        self.reach.move(self, seq, p0, p1)
+        if self.observer is not None:
+            recurrent_hazards.before_move(self, seq, cell, p0, p1, delta)
         if cell < 0 or delta == 0:
             return
         self.cells.pos[cell] += delta
@@ -253,6 +272,8 @@ class RecurrentMemory(Leaf):
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         """Divide the position of a state that stands in the range, for all its owners (R8)."""
         cell = self._standing_in(seq, p0, p1)
+        if d != 1:
+            self.reach.move(self, seq, 1, -1)
         if cell < 0 or d == 1:
             return
         if d == 0:
@@ -260,6 +281,8 @@ class RecurrentMemory(Leaf):
                 f"seq_div({seq}, {p0}, {p1}, 0): positions cannot be divided by 0; llama.cpp crashes. "
                 "Use a divisor of 2 or more"
             )
+        if self.observer is not None:
+            recurrent_hazards.before_move(self, seq, cell, 0, 0, 0)
         pos = self.cells.pos[cell]
         self.cells.pos[cell] = pos // d if d > 0 else -(pos // -d)  # towards 0
         self._emit("shift", [cell], seq=seq, divisor=d)
@@ -293,6 +316,8 @@ class RecurrentMemory(Leaf):
             if lost:
                 self._hazard("failed-restore-loses-sequence", seqs=lost)
             raise
+        if self.observer is not None:
+            recurrent_hazards.after_restore(self, seq)
 
     def memory_breakdown(self) -> dict[str, int]:
         """Bytes of r, s and p rows, snapshots included; parts that no layer has are left out."""
@@ -368,9 +393,17 @@ class RecurrentMemory(Leaf):
                 self._hazard("stale-rollback-kept", seq=seq, op=op, depth=self.rs_idx[seq])
 
     def _warn_of_stale_rollbacks(self, ubatch: Ubatch) -> None:
-        for seq in ubatch.seq_id_unq:
-            if self.rs_idx[seq] != 0 and self.cells.tail[seq] < 0:
-                self._hazard("stale-rollback-used", seq=seq, depth=self.rs_idx[seq])
+        for ids in dict.fromkeys(ubatch.seq_ids):
+            own = self.rs_idx[ids[0]] if self.cells.tail[ids[0]] >= 0 else 0
+            used = self.rs_idx[min(ids)]
+            if used != own:
+                self._hazard("stale-rollback-used", seqs=list(ids), depth=used)
+            kept = [s for s in ids if s != min(ids) and self.rs_idx[s]]
+            if kept:
+                self._hazard("stale-rollback-kept", seqs=kept)
+        below = {s for i, ids in enumerate(ubatch.seq_ids) if ubatch.pos0[i] < 0 for s in ids}
+        if below:
+            self._hazard("position-minus-one", seqs=sorted(below))
 
 
 class RecurrentView(View):
@@ -387,6 +420,15 @@ class RecurrentView(View):
         self.rs_z = placement.rs_z
         self.n_seqs = ubatch.n_seqs
         self.s_copy: tuple[int, ...] = ()
+
+    def undone(self) -> None:
+        """The graph did not run: states that it was to move are not where the cells say."""
+        memory = self.memory
+        memory.reach.rows[self.head : self.head + self.n_seqs] = [0] * self.n_seqs
+        if memory.observer is not None:
+            seqs = recurrent_hazards.stranded(memory, self.head, self.n, self.n_seqs)
+            if seqs:
+                memory._hazard("failed-ubatch-strands-states", seqs=seqs)
 
     def set_inputs(self) -> None:
         """Read the sources of all ``n`` cells; that consumes their rollbacks, even if the graph fails."""

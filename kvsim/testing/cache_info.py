@@ -109,6 +109,32 @@ _MSA = (
     Config("streams", _MSA_MODEL, _params(3, False, 4), {"base": 8, "idx": 8}),
 )
 
+_STATE = LayerParams(is_recr=True)
+_MAMBA = ModelParams("mamba", (_STATE,), n_embd=4, n_embd_r=1, n_embd_s=1)
+_RECURRENT = (
+    Config("tiny", _MAMBA, _params(3, True, 4)),
+    Config("streams", _MAMBA, _params(4, False, 3)),
+    Config("one-sequence", _MAMBA, _params(1, False, 4)),
+)
+_HYBRID_MODEL = ModelParams(
+    "jamba", (ATTENTION, _STATE), n_embd=4, rope_type=RopeType.NORM, n_embd_r=1, n_embd_s=1
+)
+_ROLLBACK_MODEL = replace(_HYBRID_MODEL, arch="lfm2")
+_HYBRID = (
+    Config("tiny", _HYBRID_MODEL, _params(3, True, 4), {"attn": 12}),
+    Config("streams", _HYBRID_MODEL, _params(3, False, 4), {"attn": 8}),
+    Config("rollback", _ROLLBACK_MODEL, _params(3, True, 5, n_rs_seq=2), {"attn": 14}),
+    Config("rollback-streams", _ROLLBACK_MODEL, _params(2, False, 5, n_rs_seq=3), {"attn": 10}),
+)
+_HYBRID_ISWA_MODEL = replace(
+    _ROLLBACK_MODEL, layers=(ATTENTION, WINDOW, _STATE), swa_type=SwaType.STANDARD, n_swa=3
+)
+_HYBRID_ISWA = (
+    Config("tiny", _HYBRID_ISWA_MODEL, _params(3, True, 4), {"base": 14, "swa": 9}),
+    Config("streams", _HYBRID_ISWA_MODEL, _params(2, False, 4), {"base": 12, "swa": 8}),
+    Config("rollback", _HYBRID_ISWA_MODEL, _params(3, True, 5, n_rs_seq=2), {"base": 14, "swa": 10}),
+)
+
 CACHES: dict[str, CacheInfo] = {
     info.kind: info
     for info in (
@@ -117,6 +143,9 @@ CACHES: dict[str, CacheInfo] = {
         CacheInfo("dsa", _DSA),
         CacheInfo("dsa_iswa", _DSA_ISWA, partial=True),
         CacheInfo("msa", _MSA),
+        CacheInfo("recurrent", _RECURRENT, removes_any=False),
+        CacheInfo("hybrid", _HYBRID, partial=True, removes_any=False),
+        CacheInfo("hybrid_iswa", _HYBRID_ISWA, partial=True, removes_any=False),
     )
 }
 """Every member of the family that the suites know, by kind."""

@@ -17,18 +17,20 @@ from kvsim.batch import Batch
 from kvsim.caches.composite import CompositeMemory
 from kvsim.caches.iswa import WindowPair
 from kvsim.caches.kv import KVCache
+from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.context import Context
 from kvsim.errors import BatchError, CacheUsageError, KvsimError
 from kvsim.events import Event
-from kvsim.hazards import CONTENT, HAZARDS
+from kvsim.hazard_table import CONTENT
+from kvsim.hazards import HAZARDS
 from kvsim.ledger import AttentionPart, Entry, Ledger, Part
-from kvsim.ledger_states import Histories
+from kvsim.ledger_states import NO_STATE, Histories, StatePart
 from kvsim.memory import Memory, Snapshot
 from kvsim.models.params import RopeType
 from kvsim.ops import Op
 from kvsim.replay import Replayer
 from kvsim.testing.cache_info import CacheInfo, Config
-from kvsim.testing.ink import InkLeaves, InkNetwork, Ran, cells_of
+from kvsim.testing.ink import InkLeaves, InkNetwork, Ran, cells_of, states_of
 from kvsim.trace.header import MEMORIES
 
 PREPARE = "prepare"
@@ -65,14 +67,16 @@ class Checked:
         )
         self.memory: Memory = self.context.memory
         self.replayer = Replayer(self.context)
-        self.ledger = Ledger(parts_of(self.memory), config.model.n_pos_per_embd)
+        self.ledger = Ledger(parts_of(self.memory, self.histories), config.model.n_pos_per_embd)
         self.events: list[Event] = []
         self.hazards: dict[str, int] = {}
         self._purged: set[str] = set()
         self._astray: set[int] = set()
         self._pair = window_pair(self.memory)
         self._rowless = {
-            n for n, leaf in self.memory.leaves().items() if getattr(leaf, "store", None) is None
+            name
+            for name, leaf in self.memory.leaves().items()
+            if isinstance(leaf, KVCache) and leaf.store is None
         }
         self.context.observe(self._listen)
         self.ops: list[Op] = []
@@ -101,6 +105,10 @@ class Checked:
             return (-1, -1)
         lo, hi = self._before.pos[str(seq)]
         return (lo, hi)
+
+    @property
+    def next_token(self) -> int:
+        return self.network.first
 
     @property
     def saved(self) -> Sequence[Op]:
@@ -143,6 +151,7 @@ class Checked:
             if ret != -1:
                 self.ledger.update()
             for ran in self.network.ran:
+                self._check_starts(ran)
                 self.ledger.place(op.args, ran.idx, first)
                 self._check_reads(ran)
         elif op.op.startswith("state_"):
@@ -151,6 +160,18 @@ class Checked:
             self.ledger.edit(op.op, op.args)
             if op.op == "seq_cp" and op.args["src"] in self._astray:
                 self._astray.add(op.args["dst"])
+
+    def _check_starts(self, ran: Ran) -> None:
+        """The state that each sequence went on from has seen what the ledger says."""
+        part = self.ledger.parts.get("recurrent")
+        for start in ran.starts:
+            assert isinstance(part, StatePart)
+            wanted = part.state(start.seq).history
+            if start.history != wanted and not self._explained("recurrent", start.seq):
+                raise self._failure(
+                    f"recurrent: sequence {start.seq} went on from a state that has seen "
+                    f"{self.histories.tokens(start.history)}, not {self.histories.tokens(wanted)}"
+                )
 
     def _check_reads(self, ran: Ran) -> None:
         for read in ran.reads:
@@ -194,12 +215,13 @@ class Checked:
     def refine(self) -> None:
         """Compare every part and sequence with the ledger."""
         for event in self.events:
-            if event.detail["id"] in LASTING:
+            if event.detail["id"] in LASTING or (self._pair and event.detail["id"] == "halves-disagree"):
                 named = named_by(event)
                 self._astray |= set(range(self.n_seq_max)) if -1 in named else named
         found = {
             name: cells_of(leaf) for name, leaf in self.memory.leaves().items() if isinstance(leaf, KVCache)
         }
+        standing = self._refine_states()
         adopted = self._astray | {seq for name in found for seq in self._differing(name, found[name])}
         for name in found if adopted else ():
             part = self.ledger.parts[name]
@@ -208,7 +230,30 @@ class Checked:
         if self._pair is not None:
             full, swa = (found[name] for name in self._pair)
             self._astray |= {seq for seq in adopted if _positions(swa, seq) - _positions(full, seq)}
-        self._astray &= {seq for held in found.values() for seq in held}
+        self._astray &= standing.union(*found.values())
+
+    def _refine_states(self) -> set[int]:
+        """Compare what the recurrent states have seen. Returns the sequences that have one."""
+        part, leaf = self.ledger.parts.get("recurrent"), self.memory.leaves().get("recurrent")
+        if not isinstance(part, StatePart) or not isinstance(leaf, RecurrentMemory):
+            return set()
+        found = states_of(leaf)
+        for seq in [s for s in part.held if s >= self.n_seq_max]:
+            del part.held[seq]  # a hazard has said that such a sequence is ignored
+        for seq in range(self.n_seq_max):
+            state, wanted = found.get(seq, NO_STATE), part.state(seq)
+            if state == wanted or state.history == wanted.history == 0:  # nothing seen: it stands nowhere
+                if self._explained("recurrent", seq, "state-skips-positions"):
+                    part.adopt(seq, state)
+                continue
+            if not self._explained("recurrent", seq):
+                raise self._failure(
+                    f"recurrent: the state of sequence {seq} stands at {state.pos} and has seen "
+                    f"{self.histories.tokens(state.history)}; it should stand at {wanted.pos} and have seen "
+                    f"{self.histories.tokens(wanted.history)}"
+                )
+            part.adopt(seq, state)
+        return set(found)
 
     def _differing(self, name: str, found: Mapping[int, Sequence[Entry]]) -> Iterator[int]:
         """The sequences for which one attention cache must be believed, since a hazard has explained it."""
@@ -290,6 +335,8 @@ def _carried(event: Event, into: int | None) -> Event:
 ASTRAY = "partial-state-alone"
 LASTING = {
     ASTRAY,
+    "state-knows-last-position-only",
+    "state-position-below-zero",
     "base-keeps-later-positions",
     "half-restored",
     "position-minus-one",
@@ -304,7 +351,7 @@ WINDOW_LOST = ("trimmed-past-window", "window-forgets-sequence")
 UNDONE = "undo-misses-position-minus-one"
 
 
-def parts_of(memory: Memory) -> dict[str, Part]:
+def parts_of(memory: Memory, histories: Histories) -> dict[str, Part]:
     """An empty ledger part for every leaf of a memory."""
     parts: dict[str, Part] = {}
     for name, leaf in memory.leaves().items():
@@ -312,6 +359,8 @@ def parts_of(memory: Memory) -> dict[str, Part]:
             spec = leaf.spec
             rotates = spec.rope_type is not RopeType.NONE
             parts[name] = AttentionPart(spec.swa_type, spec.n_swa, spec.n_stream > 1, rotates)
+        elif isinstance(leaf, RecurrentMemory):
+            parts[name] = StatePart(histories)
     return parts
 
 

@@ -54,6 +54,10 @@ class World(Protocol):
     n_batch: int
     unified: bool
 
+    @property
+    def next_token(self) -> int:
+        """A token id that has not been used yet, so that every token is another one."""
+
     def span(self, seq: int) -> tuple[int, int]:
         """Smallest and largest position of a sequence, (-1, -1) if it holds none."""
 
@@ -85,7 +89,7 @@ def decode(pick: Picker, world: World) -> Op:
     fault = Fault(pick.integer(0, 2), pick.choice(["abort", "alloc", "compute"])) if pick.chance(12) else None
     if pick.chance(8):
         return Op.decode(None, _sections(pick, pos, world.n_pos), seqs, out, fault)
-    return Op.decode([p % 100 for p in pos], pos, seqs, out, fault)
+    return Op.decode(range(world.next_token, world.next_token + len(pos)), pos, seqs, out, fault)
 
 
 def _companions(pick: Picker, world: World, seq: int, free: Sequence[int]) -> list[int]:

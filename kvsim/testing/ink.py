@@ -17,8 +17,9 @@ from kvsim.batch import Ubatch
 from kvsim.caches.factory import LeafFactory
 from kvsim.caches.kv import KVCache
 from kvsim.caches.kv_view import KVView
+from kvsim.caches.recurrent import RecurrentMemory, RecurrentView
 from kvsim.ledger import Entry
-from kvsim.ledger_states import Histories
+from kvsim.ledger_states import Histories, State
 from kvsim.memory import IntArray, View
 from kvsim.models.cache_spec import CacheSpec
 from kvsim.models.context_params import ResolvedContext
@@ -100,6 +101,21 @@ def cells_of(cache: KVCache) -> dict[int, list[Entry]]:
     return held
 
 
+def states_of(memory: RecurrentMemory) -> dict[int, State]:
+    """Where the state of each sequence stands, and what it has seen: the row that its next token reads."""
+    store = memory.store
+    assert store is not None
+    rows = next(iter(store.rows["s"].values()))[:, 0]
+    states = {}
+    for seq in range(memory.n_seq_max):
+        cell = memory.cells.cell_of(seq)
+        if cell >= 0:
+            src = memory.cells.src[cell]
+            history = int(rows[memory.rs_idx[seq] * memory.size + src]) if src >= 0 else 0
+            states[seq] = State(memory.cells.pos[cell], history)
+    return states
+
+
 def _rows_after_copies(cache: KVCache, store: InkStore) -> list[tuple[IntArray, IntArray]]:
     rows = [(store.instance[s], store.turned[s]) for s in range(store.n_stream)]
     for src, dst in cache.pending_copies:
@@ -119,11 +135,20 @@ class Read:
 
 
 @dataclass
+class Start:
+    """What the state of one sequence had seen before a ubatch."""
+
+    seq: int
+    history: int
+
+
+@dataclass
 class Ran:
     """A ubatch that was computed: its rows' batch indices, and what they read."""
 
     idx: list[int]
     reads: list[Read] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
 
 
 class InkNetwork:
@@ -143,8 +168,29 @@ class InkNetwork:
         for name, view in views.items():
             if isinstance(view, KVView) and view.cache.store is not None:
                 self._attend(name, view, instances, ran)
+            elif isinstance(view, RecurrentView):
+                self._remember(view, ubatch, instances, ran)
         self.ran.append(ran)
         return np.zeros((ubatch.n_tokens, 1), np.float32)
+
+    def _remember(self, view: RecurrentView, ubatch: Ubatch, instances: IntArray, ran: Ran) -> None:
+        """Advance the states: each row of the first layer's state holds the number of its history."""
+        memory, n_seqs, length = view.memory, ubatch.n_seqs, ubatch.n_seq_tokens
+        store = memory.store
+        assert store is not None
+        il = next(iter(store.rows["s"]))
+        start = store.initial_states("s", il, view.head, view.rs_z, view.s_copy, n_seqs)[:, 0]
+        n_planes = min(length, memory.n_rs_seq + 1)
+        planes = np.zeros((n_planes, n_seqs, 1), np.float32)
+        for k in range(n_seqs):
+            history = int(start[k])
+            ran.starts.append(Start(ubatch.seq_ids[k * length][0], history))
+            for t in range(length):
+                history = self.histories.after(history, int(instances[k * length + t]))
+                back = length - 1 - t
+                if back < n_planes:
+                    planes[back, k, 0] = history
+        store.write_states("s", il, view.head, planes)
 
     def _attend(self, name: str, view: KVView, instances: IntArray, ran: Ran) -> None:
         store, ubatch = view.cache.store, view.ubatch
