@@ -177,8 +177,9 @@ def test_a_split_that_breaks_a_block_is_refused_with_the_reason(kind: str) -> No
     with pytest.raises(CacheUsageError) as refusal:
         LayerSplit(layer(4, 80, k=kind), (1, 3))
     assert str(refusal.value) == (
-        f"layer 0: device 0 would get 1 K heads of 80 values, 16 more than whole blocks of {kind} (32 values), "
-        "so that one block would lie on two devices; llama.cpp aborts. Give it a multiple of 2 heads, or use f16"
+        f"layer 0: device 0 would get 1 K heads of 80 values, 16 more than whole blocks of {kind} (32 "
+        "values), so that one block would lie on two devices; llama.cpp aborts. Give it a multiple of 2 "
+        "heads, or use f16"
     )
     halves = LayerSplit(layer(4, 80, k=kind), (2, 2))
     assert halves.k_bytes(1).start == halves.layer.row_k // 2
