@@ -17,7 +17,7 @@ from kvsim.context import Context
 from kvsim.errors import CacheUsageError, StateError
 from kvsim.events import Recorder
 from kvsim.state import ON_DEVICE, PARTIAL_ONLY
-from kvsim.state_format import Container, parse_state
+from kvsim.state_format import Container, KVSection, parse_state
 
 IN_PARTIAL = {
     "iswa": {"swa"},
@@ -68,6 +68,26 @@ def test_everything_comes_back_in_another_context(kind: str, unified: bool) -> N
     assert other.state_set(blob) == len(blob), other.last_failure
     assert other.state_get() == blob
     other.memory.check_integrity()
+
+
+@pytest.mark.parametrize("model", ["kv-qwen2vl", "hybrid-qwen35", "hybrid_idx-qwen4exp"])
+def test_rd3_places_in_an_image_and_tokens_come_back(model: str) -> None:
+    """An image of two rows of three, with a token before it; a whole state and one sequence."""
+    ctx = context(model.split("-")[0], model=model)
+    decode(ctx, 0, 1)
+    time, y, x = [1] * 6, [1, 1, 1, 2, 2, 2], [1, 2, 3, 1, 2, 3]
+    image = Batch(embd=np.zeros((6, 0), np.float32), pos=[*time, *y, *x, *([0] * 6)], seq_ids=[[0]] * 6)
+    assert ctx.decode(image) == 0, ctx.last_failure
+    one, everything_saved = ctx.state_seq_get(0), ctx.state_get()
+    (stream,) = next(
+        s for s in parse_state(one, spec_of(ctx)).sections.values() if isinstance(s, KVSection)
+    ).streams
+    assert [cell.ext[:2] for cell in stream.cells] == [(0, 0), *zip(x, y, strict=True)]
+    other = context(model.split("-")[0], model=model, seed=1)
+    assert other.state_seq_set(one, 0) == len(one), other.last_failure
+    assert other.state_seq_get(0) == one
+    assert other.state_set(everything_saved) == len(everything_saved)
+    assert other.state_get() == everything_saved
 
 
 @pytest.mark.parametrize("kind", ATTENTION)
