@@ -34,3 +34,8 @@ export function el(tag, attributes = "", content = null) {
   else if (content != null) node.textContent = content;
   return node;
 }
+
+// Easing: cubic in-out for flights, cubic out for fades.
+export const inOut = (p) => (p < 0.5 ? 4 * p ** 3 : 1 - (-2 * p + 2) ** 3 / 2);
+export const out = (p) => 1 - (1 - p) ** 3;
+export const clamp = (p) => Math.max(0, Math.min(1, p));

@@ -3,6 +3,7 @@
 import { count, el, number, range, ranges, runsOf } from "./format.js";
 import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN } from "./model.js";
 import { legend } from "./legend.js";
+import { dial } from "./lens.js";
 import { MANY } from "./layout.js";
 
 export class Inspector {
@@ -44,7 +45,18 @@ export class Inspector {
       if (cell.reuse) rows.push(["window", "out of reach: the next search may take it"]);
       if (cell.unknown) rows.push(["content", "never computed: its ubatch was aborted"]);
     }
-    return [section(title, table(rows)), this._history(k, i)];
+    return [section(title, table(rows), cell.shift ? this._dial(cell) : null), this._history(k, i)];
+  }
+
+  // The stored angle of a key whose shift is pending, and where it must go.
+  _dial(cell) {
+    const { theme, dpr } = this.player, canvas = el("canvas", { role: "img", "aria-label": "angle of the stored key" });
+    canvas.width = canvas.height = 48 * dpr;
+    canvas.style.width = canvas.style.height = "48px";
+    const ctx = canvas.getContext("2d");
+    ctx.scale(dpr, dpr);
+    dial(ctx, theme.ink, 24, 24, 20, cell.pos, cell.shift);
+    return el("div", "kv-dial", [canvas, el("p", "kv-quiet", "The needle is the key as stored, the dotted line where it must go; the sector between is the pending shift.")]);
   }
 
   _history(k, i) {
@@ -95,7 +107,7 @@ export class Inspector {
     if (high >= 0) rows.push(["next token", number(high + 1)]);
     const focus = el("button", { type: "button", class: "kv-button" }, this.player.focus === seq ? "Show all sequences" : "Show only this one");
     focus.addEventListener("click", () => this.player.focusOn(this.player.focus === seq ? null : seq));
-    return section([chips(this.player, [seq])], table(rows), focus, model.owners ? null : null);
+    return section([chips(this.player, [seq])], table(rows), focus);
   }
 
   _operation(frame) {

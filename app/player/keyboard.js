@@ -56,3 +56,18 @@ export function helpTable() {
   return el("div", { class: "kv-help", role: "region", "aria-label": "Keyboard" }, [
     el("h3", "", "Keyboard"), el("dl", "kv-table", KEYS.flatMap(([key, does]) => [el("dt", "", key), el("dd", "", does)]))]);
 }
+
+// A field beside the count: type a number, enter goes there.
+export function askStep(player) {
+  const input = el("input", { class: "kv-goto", inputmode: "numeric", "aria-label": "go to operation", placeholder: "operation" });
+  input.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (!["Enter", "Escape"].includes(event.key)) return;
+    if (event.key === "Enter" && /^\d+$/.test(input.value)) player.go(Number(input.value));
+    input.remove();
+    player.root.focus();
+  });
+  input.addEventListener("blur", () => input.remove());
+  player.dock.count.after(input);
+  input.focus();
+}

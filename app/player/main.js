@@ -5,14 +5,15 @@
 
 import { Model } from "./model.js";
 import { Theme } from "./theme.js";
+import { SentenceBar } from "./sentence.js";
 import { Stage } from "./stage.js";
 import { Dock, SPEEDS } from "./dock.js";
 import { Inspector } from "./inspector.js";
 import { OpList } from "./oplist.js";
 import { Motion } from "./motion.js";
-import { helpTable, onKey } from "./keyboard.js";
+import { askStep, helpTable, onKey } from "./keyboard.js";
 import { MANY } from "./layout.js";
-import { el, number } from "./format.js";
+import { el } from "./format.js";
 
 const LABELS = ["position", "sequence", "token", "shift"];
 const DWELL = 420, QUIET_STEP = 600, FAST_STEP = 60;
@@ -39,13 +40,7 @@ export class Player {
     this.motion?.stop();
     this.frame = null;
     this.at = -1;
-    this.number = el("span", "kv-number");
-    this.call = el("span", "kv-call");
-    this.verdict = el("span", "kv-verdict");
-    this.say = el("p", "kv-say");
-    this.sentence = el("header", "kv-sentence", [this.number, el("div", "kv-said", [el("div", "kv-callline", [this.call, this.verdict]), this.say])]);
-    this.polite = el("div", { class: "kv-sr", role: "status", "aria-live": "polite" });
-    this.loud = el("div", { class: "kv-sr", role: "alert", "aria-live": "assertive" });
+    this.sentence = new SentenceBar(this);
     this.ops = new OpList(this);
     this.inspector = new Inspector(this);
     this.stage = new Stage(this);
@@ -62,7 +57,7 @@ export class Player {
       this.drawer.setAttribute("aria-expanded", open);
     });
     this.main = el("div", "kv-main", [this.ops.root, this.stage.root, this.side, this.drawer]);
-    this.root.replaceChildren(this.sentence, this.main, this.dock.root, this.polite, this.loud);
+    this.root.replaceChildren(this.sentence.root, this.main, this.dock.root, this.sentence.polite, this.sentence.loud);
     this.motion = new Motion(this, this.stage.overlay);
   }
 
@@ -254,30 +249,11 @@ export class Player {
     this._next = now + DWELL / this.speed;
   }
 
-  // -- words ---------------------------------------------------------------------------------
-
   _words() {
-    const { step } = this.frame;
-    this.number.textContent = number(this.at);
-    const open = step.call.indexOf("(");
-    this.call.replaceChildren(el("b", "", step.call.slice(0, open)), document.createTextNode(step.call.slice(open)));
-    this.verdict.textContent = step.ret;
-    this.verdict.hidden = !step.ret;
-    this.verdict.classList.toggle("kv-bad", !!step.bad);
-    const text = this.phase === null ? step.say : step.say_u[this.phase];
-    this.say.textContent = text;
-    this.sentence.classList.toggle("kv-failed", !!step.bad && !(this.playing && this.speed > 4));
-    this._announce(`${this.at}: ${text}`, step.bad);
+    this.sentence.show(this.at, this.frame.step, this.phase);
     this.inspector.draw(this.frame);
     this.dock.draw();
     this.ops.draw();
-  }
-
-  _announce(text, bad) {
-    const now = performance.now();
-    if (this.playing && now - (this._said ?? 0) < 1000) return;
-    this._said = now;
-    (bad ? this.loud : this.polite).textContent = text;
   }
 
   draw() {
@@ -345,18 +321,7 @@ export class Player {
     lane.grid.focus({ preventScroll: true });
   }
 
-  askStep() {
-    const input = el("input", { class: "kv-goto", inputmode: "numeric", "aria-label": "go to operation", placeholder: "operation" });
-    const done = () => { input.remove(); this.root.focus(); };
-    input.addEventListener("keydown", (event) => {
-      event.stopPropagation();
-      if (event.key === "Enter" && /^\d+$/.test(input.value)) this.go(Number(input.value));
-      if (["Enter", "Escape"].includes(event.key)) done();
-    });
-    input.addEventListener("blur", () => input.remove());
-    this.dock.count.after(input);
-    input.focus();
-  }
+  askStep() { askStep(this); }
 
   escape() {
     if (this._help) { this.help(); return; }

@@ -5,13 +5,10 @@
 
 import { box, drawCell, gapOf, labelFont } from "./cells.js";
 import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN, WRITE } from "./model.js";
-import { number } from "./format.js";
+import { Flights } from "./flights.js";
+import { clamp, inOut, number, out } from "./format.js";
 
-const LONGEST = 1200, FLY = 260, BETWEEN = 12, MOST_FLIGHTS = 400;
-
-const inOut = (p) => (p < 0.5 ? 4 * p ** 3 : 1 - (-2 * p + 2) ** 3 / 2);
-const out = (p) => 1 - (1 - p) ** 3;
-const clamp = (p) => Math.max(0, Math.min(1, p));
+const LONGEST = 1200, BETWEEN = 12, MOST_FLIGHTS = 400;
 
 export class Motion {
   constructor(player, canvas) {
@@ -20,6 +17,7 @@ export class Motion {
     this.ctx = canvas.getContext("2d");
     this.tracks = [];
     this.running = false;
+    this.flights = new Flights(this);
   }
 
   place() {
@@ -92,100 +90,11 @@ export class Motion {
     let first = 0;
     const back = [];
     (step.u ?? []).forEach((u, index) => {
-      if (only === null || only === index) t = this._ubatch(u, t, first, tokens > MOST_FLIGHTS, back);
+      if (only === null || only === index) t = this.flights.ubatch(u, t, first, tokens > MOST_FLIGHTS, back);
       first += u.n;
     });
-    if (back.length) t = this._rewind(back, t);
+    if (back.length) t = this.flights.rewind(back, t);
     return this._fade(frame, t, [PURGE]);
-  }
-
-  _ubatch(u, start, first, asRuns, back) {
-    const delay = Math.min(BETWEEN, (700 - FLY) / Math.max(u.n, 1));
-    const rail = this.player.rail;
-    let end = start;
-    u.w.forEach(([k, runs]) => {
-      let j = 0;
-      for (const run of runs) {
-        if (asRuns) end = Math.max(end, this._flyRun(k, run, start + j * delay, first + j));
-        for (let c = 0; c < run[1]; c++, j++) {
-          if (!asRuns) end = Math.max(end, this._flyToken(u, k, run, c, start + j * delay, first + j, back));
-        }
-      }
-    });
-    const placed = first, n = u.n;
-    this.add(start, end - start, { draw: (p) => {
-      const t = p * (end - start), landed = clamp((t - FLY) / Math.max(delay * n, 1)) * n, left = clamp(t / Math.max(delay * n, 1)) * n;
-      rail.draw(placed + Math.floor(landed), Math.floor(left) - Math.floor(landed));
-    }, leave: () => rail.draw(placed + n) });
-    return u.w.length ? end : start;
-  }
-
-  _flyToken(u, k, run, c, from, token, back) {
-    const lane = this.player.lanes[k], i = run[0] + c;
-    const cell = { owner: this.player.model.owners[run[3]], pos: run[2] + c, shift: 0, tok: -1 };
-    if (i >= lane.rows * lane.cols) return from;
-    const fly = (p) => this._flight(k, i, cell, token, p);
-    if (u.ok === false) {
-      this.add(from, FLY, { draw: fly });
-      const stays = this.player.model.now[k].owner[i] === run[3] && this.player.model.now[k].pos[i] === run[2] + c;
-      if (stays) this.tracks[this.tracks.length - 1].leave = () => lane.release([i], { ring: true });
-      else back.push({ landed: from + FLY, fly });
-      return from + FLY;
-    }
-    return this.add(from, FLY, { draw: fly, leave: () => lane.release([i], { ring: lane.frame.written.has(i) }) });
-  }
-
-  // A failed ubatch: its tokens rest in their cells for a moment, then the film runs backwards, twice as fast.
-  _rewind(back, start) {
-    const turn = start + 120;
-    for (const { landed, fly } of back) {
-      this.add(landed, turn - landed, { draw: () => fly(1) });
-      this.add(turn, FLY / 2, { draw: (p) => fly(1 - p) });
-    }
-    return turn + FLY / 2;
-  }
-
-  // A token on its way from the rail to its cell.
-  _flight(k, i, cell, token, p) {
-    const { theme } = this.player, ctx = this.ctx;
-    const slot = this.player.rail.slotAt(token), { x, y, p: pitch } = this.at(k, i);
-    const gap = gapOf(pitch), s = pitch - gap, e = inOut(p);
-    const x0 = slot.x - this.origin.left, y0 = slot.y - this.origin.top;
-    const x1 = x + pitch / 2, y1 = y + pitch / 2;
-    const cx = x0 + (x1 - x0) * e, cy = y0 + (y1 - y0) * e - Math.sin(Math.PI * e) * Math.min(34, Math.abs(x1 - x0) * 0.08);
-    const size = 7 + (s - 7) * clamp(e * 1.4);
-    const seq = cell.owner[0];
-    if (pitch >= 14 && e > 0.05 && e < 1) {
-      ctx.strokeStyle = theme.alpha(seq, 0.5);
-      ctx.lineWidth = 1;
-      ctx.beginPath();
-      ctx.moveTo(cx - (x1 - x0) * 0.12, cy - (y1 - y0) * 0.12);
-      ctx.lineTo(cx, cy);
-      ctx.stroke();
-      if (e > 0.4) target(ctx, theme, x + gap / 2, y + gap / 2, s);
-    }
-    ctx.save();
-    ctx.shadowColor = "rgba(10,14,20,0.35)";
-    ctx.shadowBlur = 6;
-    ctx.shadowOffsetY = 2;
-    drawCell(ctx, theme, cx - size / 2, cy - size / 2, size, Math.min(pitch, size + 2), cell, size >= 16 && pitch >= 18 ? number(cell.pos) : "");
-    ctx.restore();
-  }
-
-  // Very many tokens: a run flies as one block, row by row of the grid.
-  _flyRun(k, run, from, token) {
-    const lane = this.player.lanes[k], { theme, model } = this.player, ctx = this.ctx;
-    const owner = model.owners[run[3]], cells = Array.from({ length: run[1] }, (_, c) => run[0] + c);
-    return this.add(from, FLY, {
-      draw: (p) => {
-        const slot = this.player.rail.slotAt(token), e = inOut(p), { x, y } = this.at(k, run[0]);
-        const w = Math.min(run[1], lane.cols - (run[0] % lane.cols)) * lane.pw, h = Math.max(lane.ph, 3);
-        const x0 = slot.x - this.origin.left, y0 = slot.y - this.origin.top;
-        ctx.fillStyle = theme.alpha(owner[0] ?? 0, 0.85);
-        ctx.fillRect(x0 + (x - x0) * e, y0 + (y - y0) * e, 8 + (w - 8) * e, 3 + (h - 3) * e);
-      },
-      leave: () => lane.release(cells, { ring: true }),
-    });
   }
 
   // -- everything else -----------------------------------------------------------------------
@@ -201,7 +110,8 @@ export class Motion {
   // Freed cells fade to ghosts.
   _fade(frame, start, kinds) {
     const { theme, model, lanes } = this.player;
-    const gone = lanes.flatMap((lane, k) => frame.lanes[k].changes.filter((c) => kinds.includes(c.kind)).map((c) => ({ lane, k, c })));
+    const gone = lanes.flatMap((lane, k) => frame.lanes[k].changes.filter((c) => kinds.includes(c.kind))
+      .map((c) => ({ lane, k, c: { ...c, reuse: frame.lanes[k].reuse0?.[c.cell] } })));
     if (!gone.length) return start;
     const few = gone.length <= 1500;
     return this.add(start, 180, {
@@ -325,13 +235,4 @@ export class Motion {
     });
     return end;
   }
-}
-
-function target(ctx, theme, x, y, s) {
-  ctx.strokeStyle = theme.ink3;
-  ctx.lineWidth = 1;
-  ctx.setLineDash([3, 2]);
-  box(ctx, x + 0.5, y + 0.5, s - 1, s - 1, 4);
-  ctx.stroke();
-  ctx.setLineDash([]);
 }

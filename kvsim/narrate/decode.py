@@ -59,7 +59,7 @@ def aborted(step: Step, after: Picture, placed: list[Placement], owners: OwnerTa
     else:
         text += f"{its} {verb} rolled back"
     if kept:
-        of = "ubatch 1" if failed == 1 else f"ubatches 1 to {failed}"
+        of = "ubatch 1" if failed == 1 else f"ubatches 1 {'and' if failed == 2 else 'to'} {failed}"
         text += f"; the {number(kept)} of {of} {'stays' if kept == 1 else 'stay'}"
     return text + "."
 

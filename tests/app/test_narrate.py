@@ -76,7 +76,7 @@ def told(name: str) -> list[Narration]:
         (
             WIDE,
             6,
-            "Aborted in ubatch 3 of 3. Its 3 tokens are rolled back; the 32 of ubatches 1 to 2 stay.",
+            "Aborted in ubatch 3 of 3. Its 3 tokens are rolled back; the 32 of ubatches 1 and 2 stay.",
         ),
         (
             WIDE,
