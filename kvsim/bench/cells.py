@@ -34,6 +34,9 @@ from kvsim.testing.cache_info import CACHES
 N_CELLS = 131_072
 REPEATS = 9
 LEVELS = (0.0, 0.5, 0.9, 0.999)
+LEFT_FREE = 64
+"""Cells left empty, so that a token can be placed."""
+
 MASK_TOKENS = 512
 CAMPAIGN_OPS = 2000
 TINY_NAME = "llama-1"
@@ -52,26 +55,24 @@ class Edit:
     times_faster: float
 
 
+UNSHARE = Op.seq_rm(1)
+
+
 def edits(n_cells: int) -> list[Edit]:
-    share, unshare = Op.seq_cp(0, 1), Op.seq_rm(1)
+    """What is measured; the second sequence shares every cell of the first before some of them."""
+    share = Op.seq_cp(0, 1)
     there, back = Op.seq_add(0, 1, -1, 1), Op.seq_add(0, 2, -1, -1)
     return [
-        Edit("seq_cp of a whole sequence", share, unshare, 20),
-        Edit("seq_rm of a whole sequence", unshare, share, 20),
+        Edit("seq_cp of a whole sequence", share, UNSHARE, 20),
+        Edit("seq_rm of a whole sequence", UNSHARE, share, 20),
         Edit("seq_keep of one of two sequences", Op.seq_keep(0), share, 50),
         Edit(f"seq_add of {n_cells - LEFT_FREE - 1:,} positions", there, back, 100),
     ]
 
 
-LEFT_FREE = 64
-"""Cells left empty, so that a token can be placed."""
-
-
 def cells_table(n_cells: int = N_CELLS, lib: Path | None = None, repeats: int = REPEATS) -> Iterator[Row]:
     """The rows, one after the other as they are measured; without the library, some without a reference."""
-    params = ContextParams(
-        n_ctx=n_cells, n_batch=2048, n_ubatch=512, n_seq_max=4, kv_unified=True, flash_attn=True
-    )
+    params = params_for(n_cells)
     context = filled(params, n_cells - LEFT_FREE)
     with tempfile.TemporaryDirectory() as folder:
         live = library(Path(folder), params, context, lib)
@@ -86,6 +87,12 @@ def cells_table(n_cells: int = N_CELLS, lib: Path | None = None, repeats: int = 
     yield defrag_row(n_cells, repeats)
     yield stream_copy_row(n_cells, repeats)
     yield campaign_row(CAMPAIGN_OPS * n_cells // N_CELLS)
+
+
+def params_for(n_cells: int) -> ContextParams:
+    return ContextParams(
+        n_ctx=n_cells, n_batch=2048, n_ubatch=512, n_seq_max=4, kv_unified=True, flash_attn=True
+    )
 
 
 def filled(params: ContextParams, n: int, seqs: Sequence[int] = (0,)) -> Context:
@@ -122,7 +129,7 @@ def edit_rows(context: Context, live: LlamaCpp | None, n_cells: int, repeats: in
     against = "llama.cpp (not installed)" if live is None else f"llama.cpp {live.version}"
     for edit in edits(n_cells):
         before = [edit.undo] if edit.undo.op == "seq_cp" else []
-        steps = [*before, *[edit.op, edit.undo] * repeats, Op.seq_rm(1)]
+        steps = [*before, *[edit.op, edit.undo] * repeats, UNSHARE]
         measured = slice(len(before), len(steps) - 1, 2)
         ours = median(clock(context, steps)[measured])
         theirs = None if live is None else median(live.clock(steps)[measured])

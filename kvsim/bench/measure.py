@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 Step = Callable[[], object]
 
 NOTHING = "-"
+COPIED = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,18 @@ def side_by_side(ours: Step, reference: Step, times: int) -> tuple[float, float]
     """Median seconds of both, measured in turns, so that a busy machine slows both."""
     pairs = [(seconds_of(ours), seconds_of(reference)) for _ in range(times)]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+
+
+def beside_copy(ours: Step, n_bytes: int, times: int) -> tuple[float, float]:
+    """Median seconds of ``ours``, and of a plain copy of ``n_bytes``.
+
+    The copy is one of 64 MiB, scaled: it comes from memory like the rows of a large cache, not from the
+    processor's cache.
+    """
+    source, target = np.zeros(COPIED, np.uint8), np.ones(COPIED, np.uint8)
+    source.fill(1)  # zeros that were never written are no memory yet
+    seconds, copying = side_by_side(ours, lambda: np.copyto(target, source), times)
+    return seconds, copying * n_bytes / COPIED
 
 
 def in_words(seconds: float) -> str:

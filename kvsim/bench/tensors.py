@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.bench.measure import Goal, Row, side_by_side
+from kvsim.bench.measure import Goal, Row, Step, beside_copy, side_by_side
 from kvsim.memory import IntArray
 from kvsim.models.cache_spec import LayerSpec
 from kvsim.models.cache_types import CACHE_TYPES, CacheType, cache_type
@@ -61,8 +61,7 @@ def shift_row(kind: CacheType, n_cells: int, repeats: int, neox: bool = False, s
     key = KeyShift(kind, N_HEAD, HEAD, Rope(n_rot=HEAD, neox=neox), HEAD if kind.is_quantized else 0)
     moved = np.arange(n_cells) < share * n_cells
     shift = np.where(moved, -7, 0).astype(np.int32)
-    source, target = rows[moved].copy(), np.empty((int(moved.sum()), rows.shape[1]), np.uint8)
-    times = side_by_side(lambda: key.apply(rows, shift), lambda: np.copyto(target, source), repeats)
+    times = beside_copy(lambda: key.apply(rows, shift), int(moved.sum()) * rows.shape[1], repeats)
     pairing = "quantised" if kind.is_quantized else "halves" if neox else "neighbours"
     which = "" if share == 1 else f", {share:.0%} of the cells"
     return Row(f"K-shift, {kind.name} ({pairing}){which}", times[0], PLAIN_COPY, times[1], COPY_GOAL)
@@ -86,37 +85,28 @@ def defrag_row(n_cells: int, repeats: int) -> Row:
     n = min(len(last), len(holes))
     src: IntArray = last[:n]
     dst: IntArray = holes[:n]
-    sides = [(slab[0, :n], np.empty_like(slab[0, :n])) for slab in (store.k[0], store.v[0])]
-
-    def copy() -> None:
-        for source, target in sides:
-            np.copyto(target, source)
-
-    ours, plain = side_by_side(lambda: store.move_cells(0, src, dst), copy, repeats)
+    n_bytes = n * sum(slab.shape[-1] for slab in (store.k[0], store.v[0]))
+    ours, plain = beside_copy(lambda: store.move_cells(0, src, dst), n_bytes, repeats)
     return Row(f"defragmentation, {n:,} cells in runs of {RUN}", ours, PLAIN_COPY, plain, COPY_GOAL)
 
 
 def stream_copy_row(n_cells: int, repeats: int) -> Row:
+    """All rows of one stream over another's."""
     store = _store(n_cells // 2, 2)
-    sides = [(slab[0].copy(), slab[1].copy()) for slab in (store.k[0], store.v[0])]
-
-    def copy() -> None:
-        for source, target in sides:
-            np.copyto(target, source)
-
-    ours, plain = side_by_side(lambda: store.copy_stream(0, 1), copy, repeats)
+    ours, plain = beside_copy(lambda: store.copy_stream(0, 1), store.n_bytes // 2, repeats)
     return Row(f"stream copy, {n_cells // 2:,} cells", ours, PLAIN_COPY, plain, COPY_GOAL)
 
 
 def codec_rows(kind: CacheType, n_cells: int, repeats: int) -> Iterator[Row]:
     """Encoding and decoding, beside a copy of the float32 values."""
     values = decode(kind.name, rows_of(kind, n_cells))
-    raw, target = encode(kind.name, values), np.empty_like(values)
-    for name, step in (
-        ("encode", lambda: encode(kind.name, values)),
-        ("decode", lambda: decode(kind.name, raw)),
-    ):
-        ours, plain = side_by_side(step, lambda: np.copyto(target, values), repeats)
+    raw = encode(kind.name, values)
+    steps: dict[str, Step] = {
+        "encode": lambda: encode(kind.name, values),
+        "decode": lambda: decode(kind.name, raw),
+    }
+    for name, step in steps.items():
+        ours, plain = beside_copy(step, values.nbytes, repeats)
         yield Row(f"{name} {kind.name}", ours, "a copy of the float32 values", plain)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import typer
 
 from kvsim.cli.app import app_command
+from kvsim.cli.bench import bench_command
 from kvsim.cli.memory import memory_command
 from kvsim.cli.replay import replay_command
 from kvsim.cli.show import show_command
@@ -26,3 +27,4 @@ app.command("show")(show_command)
 app.command("verify")(verify_command)
 app.command("memory")(memory_command)
 app.command("app")(app_command)
+app.command("bench")(bench_command)

@@ -11,9 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kvsim.bench.cells import cells_table
 from kvsim.bench.measure import NOTHING, Row, in_words
-from kvsim.bench.tensors import tensors_table
 from kvsim.cli.terminal import fail, stderr, stdout
 from kvsim.errors import KvsimError
 
@@ -38,6 +36,10 @@ def bench_command(
     """
     if os.environ.get("OMP_NUM_THREADS") != "1":
         stderr().print("note: OMP_NUM_THREADS is not 1, so matrix products may use several threads")
+    # here, so that other commands don't wait for what only this one needs
+    from kvsim.bench.cells import cells_table
+    from kvsim.bench.tensors import tensors_table
+
     rows: list[Row] = []
     try:
         measured = cells_table(size, lib) if part is Part.CELLS else tensors_table(size)

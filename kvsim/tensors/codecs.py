@@ -33,6 +33,11 @@ IQ4_NL_CODES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32
 )
 _IQ4_NL_EDGES = (IQ4_NL_CODES[1:] + IQ4_NL_CODES[:-1]) / 2
+_IQ4_NL_REACH = 256
+_IQ4_NL_NEAREST = np.searchsorted(
+    _IQ4_NL_EDGES, np.arange(-_IQ4_NL_REACH, _IQ4_NL_REACH) / 2, side="right"
+).astype(np.uint8)
+"""The nearest code of a value by its whole number of halves: all edges are multiples of a half."""
 _IQ4_NL_SMALLEST = 1e-15  # a block whose largest magnitude is below this counts as zero
 
 
@@ -73,9 +78,15 @@ def _bytes_of(values: NDArray[np.generic]) -> U8:
 
 def _encode_bf16(x: F32) -> U8:
     bits = np.ascontiguousarray(x).view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16  # to nearest, ties to even
-    quiet_nan = bits >> 16 | 64
-    return _bytes_of(np.where(np.isnan(x), quiet_nan, rounded).astype(np.uint16))
+    rounded = bits >> 16
+    np.bitwise_and(rounded, 1, out=rounded)  # odd: a tie rounds up
+    np.add(rounded, 0x7FFF, out=rounded)
+    np.add(rounded, bits, out=rounded)
+    np.right_shift(rounded, 16, out=rounded)
+    nan = np.isnan(x)
+    if nan.any():
+        rounded[nan] = bits[nan] >> 16 | 64
+    return _bytes_of(rounded.astype(np.uint16))
 
 
 def _decode_bf16(raw: U8) -> F32:
@@ -183,16 +194,20 @@ def _encode_affine(x: F32, bits: int) -> U8:
 
 
 def _nearest_code(x: F32) -> U8:
-    return np.searchsorted(_IQ4_NL_EDGES, x, side="right").astype(np.uint8)
+    halves = np.floor(x * np.float32(2))
+    np.clip(halves, -_IQ4_NL_REACH, _IQ4_NL_REACH - 1, out=halves)
+    np.add(halves, np.float32(_IQ4_NL_REACH), out=halves)
+    codes: U8 = np.take(_IQ4_NL_NEAREST, halves.astype(np.intp), mode="clip")  # NaN becomes any number
+    return codes
 
 
 def _fused_dot(a: F32, b: F32) -> F32:
     """Sum of a*b over a block, in order, each product added before it is rounded (fused multiply-add)."""
-    total = np.zeros((*a.shape[:-1], 1), np.float32)
-    exact = a.astype(np.float64) * b
-    for j in range(a.shape[-1]):
-        total = (exact[..., j : j + 1] + total).astype(np.float32)
-    return total
+    exact = np.multiply(a, b, dtype=np.float64).reshape(-1, a.shape[-1])
+    total = np.zeros(len(exact), np.float32)
+    for products in np.ascontiguousarray(exact.T):
+        total = (products + total).astype(np.float32)
+    return total.reshape(*a.shape[:-1], 1)
 
 
 def _fit(x: F32, q: U8) -> tuple[F32, F32]:
