@@ -119,3 +119,29 @@ def test_another_recording_replaces_the_player(visit) -> None:
     page.locator(".kv-say", has_text="A fresh memory: 512 cells in base, 512 cells in swa").wait_for()
     assert page.locator(".kv").count() == 1
     assert page.locator(".kv-number").inner_text() == "0"
+
+
+def test_an_export_plays_without_the_app(visit, tmp_path) -> None:
+    page = visit(f"?scenario={KV}&at=16")
+    page.locator(".kv-say").wait_for()
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Export").click()
+    file = tmp_path / waiting.value.suggested_filename
+    assert file.name == "llama-uni-c256-u16-s4-f16-03.html"
+    waiting.value.save_as(file)
+    alone = visit("_stcore/health")
+    requests: list[str] = []
+    alone.on("request", lambda request: requests.append(request.url))
+    alone.goto(file.as_uri())
+    alone.locator(".kv-say", has_text="Positions 8–42 of seq 2 roll back by 8").wait_for()
+    assert requests == [file.as_uri()]  # nothing else is fetched
+
+
+def test_a_hazard_is_told_once_the_replay_met_it(visit) -> None:
+    """Operation 23 shifts positions of cells that another sequence shares."""
+    page = visit("?scenario=kv/llama-h32-uni-c1024-u16-s4-f16-07&at=23")
+    note = page.locator(".kv-hazard")
+    note.wait_for()
+    assert note.inner_text().startswith("▲ Hazard: shift moves other owners")
+    assert "consistent would be" in note.inner_text()
+    page.locator(".kv-mark", has_text="▲ hazard").wait_for()
