@@ -69,6 +69,10 @@ class SlotInfo:
     def n_cells(self) -> int:
         return sum(len(part) for part in self.idxs)
 
+    def part(self, i: int) -> SlotInfo:
+        """The slot of the i-th stream alone."""
+        return SlotInfo((self.strm[i],), (self.idxs[i],))
+
     def to_json(self) -> dict[str, Any]:
         return {"strm": list(self.strm), "idxs": [part.tolist() for part in self.idxs]}
 
@@ -305,6 +309,20 @@ class Leaf(Memory):
     @abstractmethod
     def prepare(self, ubatches: Sequence[Ubatch]) -> list[Any] | None:
         """Slots of all ubatches, or None with ``last_failure`` set."""
+
+    @staticmethod
+    def prepare_all(
+        leaves: Sequence[Leaf], ubatches: Sequence[Ubatch]
+    ) -> list[list[Any]] | PrepareFailure | None:
+        """Slots of all ubatches in every leaf, in order, or why the first one refused: those before it have
+        looked, those after it have not. A composite asks its first leaf, for leaves that look together."""
+        slots = []
+        for leaf in leaves:
+            found = leaf.prepare(ubatches)
+            if found is None:
+                return leaf.last_failure
+            slots.append(found)
+        return slots
 
     @abstractmethod
     def apply_ubatch(self, slot: Any, ubatch: Ubatch) -> View:

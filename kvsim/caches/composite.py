@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kvsim.batch import BatchAllocator, Ubatch
-from kvsim.caches.kv import KVCache
-from kvsim.caches.kv_state import drop_sequence
+from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.errors import StateError
 from kvsim.events import Event
 from kvsim.memory import (
@@ -79,13 +78,11 @@ class CompositeMemory(Memory):
 
     def _prepare(self, ubatches: Sequence[Ubatch]) -> dict[str, list[Any]] | PrepareFailure | None:
         """Slots for every leaf, or why one refused. Earlier leaves have then looked, later ones not."""
-        leaves = self.leaves()
-        slots: dict[str, list[Any]] = {}
-        for name in self.prepare_order():
-            found = leaves[name].prepare(ubatches)
-            if found is None:
-                return leaves[name].last_failure
-            slots[name] = found
+        leaves, order = self.leaves(), self.prepare_order()
+        found = leaves[order[0]].prepare_all([leaves[name] for name in order], ubatches)
+        if not isinstance(found, list):
+            return found
+        slots = dict(zip(order, found, strict=True))
         for name, source in self.mirrored().items():
             slots[name] = slots[source]
         return slots
@@ -132,7 +129,7 @@ class CompositeMemory(Memory):
     @property
     def can_shift(self) -> bool:
         """All attention caches can, and are of one size."""
-        caches = [leaf for leaf in self.leaves().values() if isinstance(leaf, KVCache)]
+        caches = [leaf for leaf in self.leaves().values() if isinstance(leaf, AttentionLeaf)]
         return all(cache.can_shift for cache in caches) and len({cache.size for cache in caches}) == 1
 
     # -- saved states --------------------------------------------------------------------------
@@ -160,8 +157,8 @@ class CompositeMemory(Memory):
         if self.undoes_restore:
             for _, part in done:
                 for leaf in part.leaves().values():
-                    if isinstance(leaf, KVCache):
-                        drop_sequence(leaf, seq)
+                    if isinstance(leaf, AttentionLeaf):
+                        leaf.drop_sequence(seq)
             if done:
                 self.hazard("failed-restore-loses-sequence", seq=seq)
         if not self.undoes_restore and done:

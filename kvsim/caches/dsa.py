@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvsim.batch import BatchAllocator
+from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.caches.composite import CompositeMemory, Split
 from kvsim.caches.dsa_selection import check_selection
 from kvsim.caches.iswa import WindowPair
-from kvsim.caches.kv import KVCache
 
 
 class DSACache(CompositeMemory):
@@ -29,7 +29,7 @@ class DSACache(CompositeMemory):
     positions = "mla"
     undoes_restore = True
 
-    def __init__(self, mla: KVCache, lid: KVCache) -> None:
+    def __init__(self, mla: AttentionLeaf, lid: AttentionLeaf) -> None:
         super().__init__({"mla": mla, "lid": lid}, mla.n_seq_max)
         self.mla = mla
         self.lid = lid
@@ -58,7 +58,7 @@ class DSAISWACache(WindowPair):
     positions = "swa"
     not_in_partial = frozenset({"dsa"})
 
-    def __init__(self, dsa: DSACache, swa: KVCache, unified: bool) -> None:
+    def __init__(self, dsa: DSACache, swa: AttentionLeaf, unified: bool) -> None:
         super().__init__({"dsa": dsa, "swa": swa}, swa.n_seq_max)
         self.dsa = dsa
         self.full = dsa.mla

@@ -10,12 +10,9 @@ failed half-way ``lid`` may reach further, and a selected cell then lies outside
 
 from __future__ import annotations
 
-import numpy as np
-
 from kvsim.batch import BatchAllocator
+from kvsim.caches.attention_leaf import AttentionLeaf, AttentionView
 from kvsim.caches.composite import CompositeMemory
-from kvsim.caches.kv import KVCache
-from kvsim.caches.kv_view import KVView
 from kvsim.errors import CacheUsageError
 from kvsim.memory import MemoryStatus
 
@@ -28,7 +25,10 @@ def check_selection(
     Equal tables find equal slots; only if they differ is the batch placed, on a copy.
     """
     leaves = memory.leaves()
-    if _same_tables(leaves[mla], leaves[lid]):
+    attention, index = leaves[mla], leaves[lid]
+    assert isinstance(attention, AttentionLeaf)
+    assert isinstance(index, AttentionLeaf)
+    if attention.same_cells(index):
         return
     trial = memory.copy_metadata()
     prepared = trial.init_batch(batch, n_ubatch, output_all)
@@ -46,14 +46,5 @@ def check_selection(
 
 
 def _n_kv(view: object) -> int:
-    assert isinstance(view, KVView)
+    assert isinstance(view, AttentionView)
     return view.n_kv
-
-
-def _same_tables(mla: object, lid: object) -> bool:
-    assert isinstance(mla, KVCache)
-    assert isinstance(lid, KVCache)
-    return mla.heads == lid.heads and all(
-        a.used == b.used and np.array_equal(a.pos[: a.used_max_p1], b.pos[: b.used_max_p1])
-        for a, b in zip(mla.cells, lid.cells, strict=True)
-    )

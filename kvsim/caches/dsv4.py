@@ -21,13 +21,12 @@ from typing import Any, Self
 import numpy as np
 
 from kvsim.batch import BatchAllocator, Ubatch
+from kvsim.caches.attention_leaf import AttentionLeaf, AttentionView
 from kvsim.caches.composite import CompositeMemory, Split
-from kvsim.caches.dsv4_plan import Plan, build_plans
+from kvsim.caches.dsv4_plan import Plan
 from kvsim.caches.dsv4_ring import CompressorRing
 from kvsim.caches.dsv4_state import read_state, write_state
 from kvsim.caches.iswa import ISWACache
-from kvsim.caches.kv import KVCache
-from kvsim.caches.kv_view import KVView
 from kvsim.errors import CacheUsageError
 from kvsim.memory import (
     BatchContext,
@@ -50,7 +49,7 @@ class DSV4Cache(CompositeMemory):
     positions = "raw"
 
     def __init__(
-        self, raw: ISWACache, compressed: Mapping[str, KVCache], rings: Mapping[str, CompressorRing]
+        self, raw: ISWACache, compressed: Mapping[str, AttentionLeaf], rings: Mapping[str, CompressorRing]
     ) -> None:
         super().__init__({"raw": raw, **compressed}, raw.n_seq_max)
         self.raw = raw
@@ -111,9 +110,7 @@ class DSV4Cache(CompositeMemory):
         """Slots in the raw pair, then the plans. A plan that cannot be made raises, nothing has changed."""
         raw_ubatches = [per_sequence(ubatch) for ubatch in ubatches]
         try:
-            plans = {
-                name: build_plans(ubatches, ring.shape, self.rs_idx) for name, ring in self.rings.items()
-            }
+            plans = {name: ring.plans(ubatches, self.rs_idx) for name, ring in self.rings.items()}
         except CacheUsageError:
             trial = copy.deepcopy(self.raw)
             trial.observe(None)
@@ -121,12 +118,9 @@ class DSV4Cache(CompositeMemory):
                 raise
             plans = {}  # no room either: llama.cpp refuses before it plans
         slots: dict[str, list[Any]] = {"ubatches": raw_ubatches, **plans}
-        for name, leaf in self.raw.leaves().items():
-            found = leaf.prepare(raw_ubatches)
-            if found is None:
-                return leaf.last_failure
-            slots[name] = found
-        return slots
+        raw = self.raw.leaves()
+        found = self.raw.base.prepare_all(list(raw.values()), raw_ubatches)
+        return {**slots, **dict(zip(raw, found, strict=True))} if isinstance(found, list) else found
 
     def batch_context(self, ubatches: Sequence[Ubatch], slots: Mapping[str, Sequence[Any]]) -> MemoryContext:
         """The prepared batch. Its sequences' pending rollbacks are forgotten here, not at apply (B4)."""
@@ -300,17 +294,23 @@ def per_sequence(ubatch: Ubatch) -> Ubatch:
     )  # fmt: skip
 
 
-class RawView(KVView):
+class RawView(AttentionView):
     """What the graph reads of the raw window cache: with shared tokens, only the stream of the first id."""
 
-    def __init__(self, cache: KVCache, written: SlotInfo, ubatch: Ubatch, base: SlotInfo) -> None:
+    def __init__(self, cache: AttentionLeaf, written: SlotInfo, ubatch: Ubatch, base: SlotInfo) -> None:
         first = ubatch.seq_ids[0][0]
         coupled = any(len(ids) > 1 for ids in ubatch.seq_ids)
         part = written.strm.index(cache.stream_of(first)) if coupled else 0
-        read = SlotInfo((written.strm[part],), (written.idxs[part],)) if coupled else written
-        super().__init__(cache, read, ubatch)
-        self.written = written
-        self.base = base
+        self.cache, self.ubatch, self.written, self.base = cache, ubatch, written, base
+        self.slot = written.part(part) if coupled else written
+        self.view = cache.view(self.slot, ubatch)
+        self.n_kv = self.view.n_kv
+
+    def mask(self, causal: bool = True) -> Any:
+        return self.view.mask(causal)
+
+    def reuse_key(self) -> dict[str, Any]:
+        return self.view.reuse_key()
 
     def describe(self, name: str, record: dict[str, Any]) -> None:
         record["slots"] = {
@@ -324,7 +324,7 @@ class RawView(KVView):
 class PlanView(View):
     """What the graph does with one compressor."""
 
-    def __init__(self, cache: KVCache, ring: CompressorRing, plan: Plan) -> None:
+    def __init__(self, cache: AttentionLeaf, ring: CompressorRing, plan: Plan) -> None:
         self.cache = cache
         self.ring = ring
         self.plan = plan

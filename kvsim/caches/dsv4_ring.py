@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from kvsim.caches.dsv4_plan import CompressorShape
+from kvsim.batch import Ubatch
+from kvsim.caches.dsv4_plan import CompressorShape, Plan, build_plans
 from kvsim.errors import StateError
 from kvsim.models.cache_spec import CompressorSpec
 from kvsim.state import StateReader, StateWriter
@@ -34,6 +37,10 @@ class CompressorRing:
             for il in spec.layers:
                 kv, score = (np.zeros((rows, spec.n_embd_state), np.float32) for _ in range(2))
                 self.states[il] = CompressorState(self.shape, kv, score)
+
+    def plans(self, ubatches: Sequence[Ubatch], rs_idx: Sequence[int]) -> list[Plan]:
+        """What the graph of each ubatch does with this compressor; see :func:`build_plans`."""
+        return build_plans(ubatches, self.shape, rs_idx)
 
     def rows_of(self, stream: int, plane: int = 0) -> slice:
         """The rows of one stream's ring in one plane."""
@@ -71,7 +78,14 @@ class CompressorRing:
         streams = range(self.spec.n_stream) if seq < 0 else [self.shape.stream(seq)]
         planes = [rs_idx[stream if seq < 0 else seq] for stream in streams]
         spec = self.spec
-        for value in (VERSION, spec.ratio, spec.state_size, spec.n_embd_state, len(streams), len(spec.layers)):
+        for value in (
+            VERSION,
+            spec.ratio,
+            spec.state_size,
+            spec.n_embd_state,
+            len(streams),
+            len(spec.layers),
+        ):
             io.u32(value)
         row = 4 * spec.n_embd_state
         for il in spec.layers:
@@ -79,7 +93,9 @@ class CompressorRing:
             for name in ("kv", "score"):
                 write_tensor_head(io, F32, spec.n_embd_state, spec.state_size, row)
                 for stream, plane in zip(streams, planes, strict=True):
-                    rows = getattr(self.states[il], name)[self.rows_of(stream, plane)] if self.states else None
+                    rows = (
+                        getattr(self.states[il], name)[self.rows_of(stream, plane)] if self.states else None
+                    )
                     io.rows(None if rows is None else rows.tobytes(), spec.state_size * row)
 
     def state_read(self, io: StateReader, seq: int) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.caches.dsv4_ring import expect_block, read_tensor_head, write_tensor_head
-from kvsim.caches.kv import KVCache
 from kvsim.errors import StateError
 from kvsim.state import PARTIAL_ONLY, StateReader, StateWriter
 
@@ -39,7 +39,7 @@ def write_state(memory: DSV4Cache, io: StateWriter, seq: int, flags: int) -> Non
         ring.state_write(io, seq, memory.rs_idx)
 
 
-def _write_rows(cache: KVCache, io: StateWriter, seq: int, n_rows: int) -> None:
+def _write_rows(cache: AttentionLeaf, io: StateWriter, seq: int, n_rows: int) -> None:
     streams = range(cache.n_stream) if seq < 0 else [cache.stream_of(seq)]
     for value in (ROWS_VERSION, n_rows, len(streams), len(cache.spec.layers)):
         io.u32(value)
@@ -88,7 +88,7 @@ def read_state(memory: DSV4Cache, io: StateReader, seq: int, flags: int) -> None
         memory.rs_idx[s] = 0
 
 
-def _read_rows(cache: KVCache, io: StateReader, seq: int) -> None:
+def _read_rows(cache: AttentionLeaf, io: StateReader, seq: int) -> None:
     version, n_rows = io.u32("the rows version"), io.u32("the row count")
     n_stream, n_layer = io.u32("the stream count"), io.u32("the layer count")
     if version not in (1, ROWS_VERSION):

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvsim.batch import BatchAllocator
+from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.caches.composite import CompositeMemory, Split
 from kvsim.caches.iswa import ISWACache
-from kvsim.caches.kv import KVCache
 from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.errors import CacheUsageError
 from kvsim.memory import Memory
@@ -110,7 +110,7 @@ class HybridMemory(HybridBase):
     not_in_partial = frozenset({"attn"})
     undoes_restore = True
 
-    def __init__(self, attn: KVCache, recurrent: RecurrentMemory) -> None:
+    def __init__(self, attn: AttentionLeaf, recurrent: RecurrentMemory) -> None:
         super().__init__("attn", attn, recurrent, attn.n_stream)
 
 

@@ -13,16 +13,15 @@ from functools import partial
 from typing import Any
 
 from kvsim.batch import BatchAllocator, Ubatch
-from kvsim.caches import kv_state
+from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.caches.hybrid import HybridBase
-from kvsim.caches.kv import KVCache
-from kvsim.caches.kv_view import KVView
-from kvsim.caches.pool_layout import CLEAN, PoolLayout, all_clean
+from kvsim.caches.pool_layout import CLEAN, IdxView, all_clean
 from kvsim.caches.recurrent import RecurrentMemory
-from kvsim.defrag import plan_update
 from kvsim.errors import CacheUsageError, StateError
-from kvsim.memory import BatchContext, BoolArray, MemoryContext, SlotInfo, UpdateContext
+from kvsim.memory import BatchContext, MemoryContext, SlotInfo, UpdateContext
 from kvsim.state import PARTIAL_ONLY, StateReader
+
+__all__ = ["HybridIdx", "IdxView"]
 
 
 class HybridIdx(HybridBase):
@@ -36,13 +35,18 @@ class HybridIdx(HybridBase):
     not_in_partial = frozenset({"attn", "idx"})
 
     def __init__(
-        self, attn: KVCache, recurrent: RecurrentMemory, idx: KVCache | None, kpool: int, by_order: bool
+        self,
+        attn: AttentionLeaf,
+        recurrent: RecurrentMemory,
+        idx: AttentionLeaf | None,
+        kpool: int,
+        by_order: bool,
     ) -> None:
         super().__init__("attn", attn, recurrent, attn.n_stream)
-        self.attn: KVCache = attn
+        self.attn: AttentionLeaf = attn
         self.idx = idx
         self.stale = all_clean()
-        self.layout = PoolLayout(kpool, by_order) if idx is not None and kpool else None
+        self.layout = idx.pool_layout(kpool, by_order) if idx is not None and kpool else None
         if idx is not None:
             idx.has_mask = False
             attn.together = idx.together = (attn, idx)
@@ -75,7 +79,7 @@ class HybridIdx(HybridBase):
     def init_update(self, optimize: bool = False) -> UpdateContext:
         """As for every composite. Cells at one position rank by their index, so cells that move may make up
         other pools: all are pooled again."""
-        moved = self.idx is not None and plan_update(self.idx, optimize)
+        moved = self.idx is not None and self.idx.plans_moves(optimize)
         update = super().init_update(optimize)
         if moved:
             update.works.append(partial(self._make_stale, -1, 0))
@@ -155,10 +159,10 @@ class HybridIdx(HybridBase):
         try:
             slots: list[SlotInfo | None] = []
             if not partial:
-                slots = kv_state.read(self.attn, io, seq)
+                slots = self.attn.restore(io, seq)
             self.recurrent.state_read(io, seq, flags)
             if not partial and self.idx is not None:
-                kv_state.read(self.idx, io, seq, mirror=slots)
+                self.idx.restore(io, seq, mirror=slots)
                 self._make_stale(seq, 0)
                 self._rederive_sharing()
         except StateError:
@@ -181,28 +185,15 @@ class HybridIdx(HybridBase):
         if seq < 0:
             self.clear(True)
             return
-        kv_state.drop_sequence(self.attn, seq)
+        self.attn.drop_sequence(seq)
         self.recurrent.seq_rm(seq, -1, -1)
         if self.idx is not None:
-            kv_state.drop_sequence(self.idx, seq)
+            self.idx.drop_sequence(seq)
             self._make_stale(seq, 0)
             self._rederive_sharing()
 
     def _snapshot_extra(self, extra: dict[str, Any]) -> None:
         extra["idx_stale"] = [[s, p] for s, p in enumerate(self.stale[: self.n_seq_max]) if p != CLEAN]
-
-
-class IdxView(KVView):
-    """The indexer's cells, and with pooling which pools there are and which are pooled again now."""
-
-    layout: PoolLayout | None = None
-    new: BoolArray
-    n_new_padded = 0
-
-    def reuse_key(self) -> dict[str, Any]:
-        if self.layout is None:
-            return super().reuse_key()
-        return {**super().reuse_key(), "pools": self.layout.n_pool, "new pools": self.n_new_padded}
 
 
 class IdxBatchContext(BatchContext):
@@ -222,10 +213,7 @@ class IdxBatchContext(BatchContext):
             return done
         memory.refresh_layout()
         slot = self._slots["idx"][self.i]
-        view = IdxView(memory.idx, slot, self.ubatch)
-        view.layout = layout
-        view.new = layout.new_pools(self.ubatch, slot, self._stale if self.i == 0 else None)
-        view.n_new_padded = layout.n_new_padded(int(view.new.sum()), self.ubatch, memory.idx)
+        view = layout.view(memory.idx, slot, self.ubatch, self._stale if self.i == 0 else None)
         self._views = {**self._views, "idx": view}
         return done
 

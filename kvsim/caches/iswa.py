@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from kvsim import window
 from kvsim.batch import BatchAllocator
+from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.caches.composite import CompositeMemory, Split
-from kvsim.caches.kv import KVCache
 from kvsim.state import PARTIAL_ONLY, StateReader
 
 
@@ -27,8 +27,8 @@ class WindowPair(CompositeMemory):
     would attend to positions that only ``full`` has (iswa.md surprises 2 and 5).
     """
 
-    full: KVCache
-    swa: KVCache
+    full: AttentionLeaf
+    swa: AttentionLeaf
     unified: bool
 
     def splits(self, batch: BatchAllocator, n_ubatch: int, output_all: bool) -> Iterator[Split]:
@@ -78,13 +78,13 @@ class WindowPair(CompositeMemory):
                 self.hazard("trimmed-past-window", seq=s, lost=lost)
 
 
-def positions(cache: KVCache, seq: int, start: int = 0) -> Counter[int]:
+def positions(cache: AttentionLeaf, seq: int, start: int = 0) -> Counter[int]:
     """How many cells hold each position of ``seq`` from ``start`` on."""
     cells = cache.cells[cache.stream_of(seq)]
     return Counter(cells.pos[cells.has(seq, cells.size) & (cells.pos >= max(start, 0))].tolist())
 
 
-def lost_to_window(full: KVCache, swa: KVCache, seq: int) -> list[int]:
+def lost_to_window(full: AttentionLeaf, swa: AttentionLeaf, seq: int) -> list[int]:
     """Positions of ``seq`` that its next token attends to and only ``full`` still has."""
     start = window.window_start(swa.spec.swa_type, swa.spec.n_swa, full.seq_pos_max(seq) + 1)
     return sorted(positions(full, seq, start) - positions(swa, seq, start))
@@ -97,7 +97,7 @@ class ISWACache(WindowPair):
     positions = "swa"
     not_in_partial = frozenset({"base"})
 
-    def __init__(self, base: KVCache, swa: KVCache, unified: bool) -> None:
+    def __init__(self, base: AttentionLeaf, swa: AttentionLeaf, unified: bool) -> None:
         super().__init__({"base": base, "swa": swa}, base.n_seq_max)
         self.base = self.full = base
         self.swa = swa

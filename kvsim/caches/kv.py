@@ -22,10 +22,11 @@ import numpy as np
 
 from kvsim.batch import BatchAllocator, Ubatch
 from kvsim.caches import kv_hazards, kv_state
+from kvsim.caches.attention_leaf import AttentionLeaf, Pools
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.slot_search import SlotSearch
 from kvsim.cells import CellTable, SavedCells, where
-from kvsim.defrag import Defrag, DefragReport, StreamMoves, defragment, plan_update
+from kvsim.defrag import DefragReport, StreamMoves, defragment, plan_update
 from kvsim.errors import CacheUsageError, IntegrityError
 from kvsim.events import Event
 from kvsim.memory import (
@@ -33,7 +34,6 @@ from kvsim.memory import (
     BatchContext,
     FailedContext,
     IntArray,
-    Leaf,
     MemoryContext,
     SlotInfo,
     UpdateContext,
@@ -45,7 +45,7 @@ from kvsim.state import StateReader, StateWriter
 from kvsim.tensors.store import KVStore
 
 
-class KVCache(Leaf):
+class KVCache(AttentionLeaf):
     """Cells for keys and values: unified (one stream) or one stream per sequence.
 
     ``spec`` is the cache as llama.cpp constructs it (size, streams, window, layers); ``store`` holds the
@@ -59,7 +59,6 @@ class KVCache(Leaf):
     kind = "kv"
     has_mask = True
     """Whether the graph masks attention over these cells; an indexer's cells are masked otherwise."""
-    view: type[KVView] = KVView
     """What the graph of a ubatch sees of this cache."""
 
     def __init__(self, spec: CacheSpec, name: str = "kv", store: KVStore | None = None) -> None:
@@ -67,18 +66,19 @@ class KVCache(Leaf):
         self.name = name
         self.store = store
         self.n_seq_max = spec.n_seq_max
-        self.cells = [CellTable(spec.size) for _ in range(spec.n_stream)]
+        self.cells: list[CellTable] = [CellTable(spec.size) for _ in range(spec.n_stream)]
         self.heads = [0] * spec.n_stream
         self.pending_copies: list[tuple[int, int]] = []
-        self.defrag: Defrag | None = None
-        self.together: tuple[KVCache, ...] = (self,)
+        self.defrag = None
+        self.together: tuple[AttentionLeaf, ...] = (self,)
         self.last_defrag: tuple[DefragReport, ...] = ()
         self.contiguous = False
 
     @property
     def size(self) -> int:
         """Cells per stream."""
-        return self.cells[0].size
+        size: int = self.cells[0].size
+        return size
 
     @property
     def n_stream(self) -> int:
@@ -175,7 +175,22 @@ class KVCache(Leaf):
     def apply_ubatch(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
         """Place a ubatch (``apply_ubatch``) and return what its graph sees."""
         self._place(slot, ubatch)
-        return self.view(self, slot, ubatch)
+        return self.view(slot, ubatch)
+
+    def view(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
+        return KVView(self, slot, ubatch)
+
+    def pool_layout(self, size: int, by_order: bool) -> Pools:
+        from kvsim.caches.pool_layout import PoolLayout
+
+        return PoolLayout(size, by_order)
+
+    def same_cells(self, other: AttentionLeaf) -> bool:
+        """Whether heads, counts and positions are equal."""
+        return list(self.heads) == list(other.heads) and all(
+            a.used == b.used and np.array_equal(a.pos[: a.used_max_p1], b.pos[: b.used_max_p1])
+            for a, b in zip(self.cells, other.cells, strict=True)
+        )
 
     def _place(self, slot: SlotInfo, ubatch: Ubatch, trial: bool = False) -> dict[int, int]:
         """Write positions, ext and owners; purge so that sequences stay gapless; move the heads.
@@ -289,6 +304,9 @@ class KVCache(Leaf):
         cache was given a :attr:`defrag` strategy."""
         self.check_update()
         return UpdateContext([self.take_update(optimize)])
+
+    def plans_moves(self, optimize: bool) -> bool:
+        return bool(plan_update(self, optimize))
 
     def take_update(self, optimize: bool = False) -> Callable[[], None] | None:
         """Take the pending work out of the cache; None if there is none."""
@@ -493,10 +511,20 @@ class KVCache(Leaf):
         kv_state.write(self, io, seq)
 
     def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
+        self.restore(io, seq)
+
+    def restore(
+        self, io: StateReader, seq: int, mirror: kv_state.Mirror | None = None
+    ) -> list[SlotInfo | None]:
+        """:meth:`state_read`, which may have to take the slots of another cache, and returns its own."""
         with kv_hazards.restoring(self, seq):
-            slots = kv_state.read(self, io, seq)
+            slots = kv_state.read(self, io, seq, mirror)
         if self.observer is not None and seq != -1 and not any(slots) and self.seq_pos_max(seq) >= 0:
             self._hazard("empty-state-removes-nothing", seq=seq)
+        return slots
+
+    def drop_sequence(self, seq: int) -> None:
+        kv_state.drop_sequence(self, seq)
 
     def memory_breakdown(self) -> dict[str, int]:
         return self.spec.bytes_by_tensor()
@@ -524,9 +552,7 @@ class KVCache(Leaf):
 
     # -- telling the observer ------------------------------------------------------------------
 
-    def _tell_freed(
-        self, stream: int, freed: IntArray, lost: IntArray | None = None, **detail: Any
-    ) -> None:
+    def _tell_freed(self, stream: int, freed: IntArray, lost: IntArray | None = None, **detail: Any) -> None:
         """``freed`` cells are empty; all of ``lost`` have one owner less."""
         if self.observer is not None and (len(freed) or (lost is not None and len(lost))):
             self._emit("free", stream, freed, lost=freed if lost is None else lost, **detail)

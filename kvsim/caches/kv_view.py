@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.batch import Ubatch
-from kvsim.memory import BoolArray, IntArray, SlotInfo, View
+from kvsim.caches.attention_leaf import AttentionView
+from kvsim.memory import BoolArray, IntArray, SlotInfo
 from kvsim.tensors.mask import attention_mask
 
 if TYPE_CHECKING:
     from kvsim.caches.kv import KVCache
 
 
-class KVView(View):
+class KVView(AttentionView):
     """Valid until the next change of the cache. ``n_kv`` is taken right after the ubatch was placed."""
 
     def __init__(self, cache: KVCache, slot: SlotInfo, ubatch: Ubatch) -> None:
@@ -22,11 +23,6 @@ class KVView(View):
         self.slot = slot
         self.ubatch = ubatch
         self.n_kv = cache.get_n_kv(slot)
-
-    @property
-    def n_stream(self) -> int:
-        """Streams in this ubatch: rows are grouped by stream."""
-        return len(self.slot.strm)
 
     def k_idxs(self) -> IntArray:
         """Destination row of each token, over all streams: ``stream * size + cell``."""
@@ -88,10 +84,6 @@ class KVView(View):
                 found = (before >= 0) & (at > 0)
                 out[rows[found], n - d] = table.tok[cells[at[found] - 1]]
         return out
-
-    def reuse_key(self) -> dict[str, Any]:
-        """Nothing if no block reads this cache: its inputs are not part of the graph then."""
-        return {"n_kv": self.n_kv, "n_stream": self.n_stream} if self.cache.spec.map_layer_ids else {}
 
     def describe(self, name: str, record: dict[str, Any]) -> None:
         record.setdefault("slots", {})[name] = {**self.slot.to_json(), "n_kv": self.n_kv}

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from kvsim.batch import Ubatch
 from kvsim.caches.kv import KVCache
+from kvsim.caches.kv_view import KVView
 from kvsim.memory import MAX_SEQ, BoolArray, IntArray, SlotInfo
 
 CLEAN = 2**31 - 1
@@ -136,6 +138,14 @@ class PoolLayout:
                     new[first[s] + pool] = True
         return new
 
+    def view(self, cache: KVCache, slot: SlotInfo, ubatch: Ubatch, stale: Sequence[int] | None) -> IdxView:
+        """What the graph of a placed ubatch sees, the layout having been refreshed."""
+        view = IdxView(cache, slot, ubatch)
+        view.layout = self
+        view.new = self.new_pools(ubatch, slot, stale)
+        view.n_new_padded = self.n_new_padded(int(view.new.sum()), ubatch, cache)
+        return view
+
     def _pool_of(self, seq: SequencePools, pos: int, cell: int) -> int:
         """Number, within the sequence, of the complete pool that a token falls into; -1 if none."""
         if self.by_order:
@@ -159,3 +169,16 @@ def _owner_counts(words: object) -> IntArray:
 def all_clean() -> list[int]:
     """Staleness of every possible sequence in a fresh memory."""
     return [CLEAN] * MAX_SEQ
+
+
+class IdxView(KVView):
+    """The indexer's cells, and with pooling which pools there are and which are pooled again now."""
+
+    layout: PoolLayout | None = None
+    new: BoolArray
+    n_new_padded = 0
+
+    def reuse_key(self) -> dict[str, Any]:
+        if self.layout is None:
+            return super().reuse_key()
+        return {**super().reuse_key(), "pools": self.layout.n_pool, "new pools": self.n_new_padded}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.caches.kv_view import KVView
+from kvsim.caches.attention_leaf import AttentionView
 from kvsim.errors import CacheUsageError
 from kvsim.memory import BoolArray, IntArray, SlotInfo
 from kvsim.models.cache_spec import LayerSpec
@@ -23,7 +23,7 @@ from kvsim.tensors.store import KVStore
 Floats = NDArray[np.floating[Any]]
 
 
-def rows_of(view: KVView) -> KVStore:
+def rows_of(view: AttentionView) -> KVStore:
     """The rows behind a view. Raises CacheUsageError if the cache keeps metadata only."""
     store: KVStore | None = view.cache.store
     if store is None:
@@ -39,14 +39,14 @@ def parts_of(slot: SlotInfo) -> Iterator[tuple[int, IntArray, slice]]:
         start += len(cells)
 
 
-def owner_of(view: KVView, il: int) -> LayerSpec:
+def owner_of(view: AttentionView, il: int) -> LayerSpec:
     """The layer whose rows block ``il`` uses: its own, or the one it shares."""
     spec = view.cache.spec
     return spec.layers[spec.map_layer_ids[il]]
 
 
 def store_rows(
-    view: KVView,
+    view: AttentionView,
     il: int,
     k: Floats,
     v: Floats | None = None,
@@ -71,7 +71,7 @@ def store_rows(
 
 
 def attend_rows(
-    view: KVView,
+    view: AttentionView,
     il: int,
     q: Floats,
     mask: BoolArray,
