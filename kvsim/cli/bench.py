@@ -16,6 +16,8 @@ from kvsim.cli.terminal import fail, stderr, stdout
 from kvsim.errors import KvsimError
 
 SMALLEST = 1024
+WIDTH = 170
+"""Columns of the table; a narrower terminal wraps lines rather than loses figures."""
 
 
 class Part(Enum):
@@ -52,15 +54,17 @@ def bench_command(
     if as_json:
         print(json.dumps({"bench": part.value, "cells": size, "rows": [row.to_json() for row in rows]}))
     else:
-        stdout().print(table_of(part, size, rows))
+        out = stdout()
+        out.width = max(out.width, WIDTH)
+        out.print(table_of(part, size, rows))
 
 
 def table_of(part: Part, size: int, rows: list[Row]) -> Table:
     """The rows as a table for the terminal."""
     table = Table(title=f"{part.value}, {size:,} cells", title_justify="left")
-    table.add_column("operation")
+    table.add_column("operation", no_wrap=True)
     for heading in ("median", "against", "its median", "ratio", "goal"):
-        table.add_column(heading, justify="left" if heading == "against" else "right")
+        table.add_column(heading, justify="left" if heading == "against" else "right", no_wrap=True)
     table.add_column("held")
     for row in rows:
         reference = NOTHING if row.reference is None else in_words(row.reference)
