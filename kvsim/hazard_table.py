@@ -616,6 +616,19 @@ TABLE = (
         remedy="After a failed decode restore every sequence from a saved state.",
     ),
     Hazard(
+        id="fresh-state-not-zero",
+        kind=CONTENT,
+        memories="memories with recurrent states",
+        where="src/llama-memory-recurrent.cpp: find_slot",
+        happens=(
+            "Empty cells between those of a ubatch are zeroed by its graph and marked as holding a state. If "
+            "the graph does not run, the mark stays: a fresh sequence placed there goes on from whatever the "
+            "row held."
+        ),
+        instead="A fresh sequence starts from zero.",
+        remedy="After a failed decode clear the memory, with its data.",
+    ),
+    Hazard(
         id="state-skips-positions",
         kind=CONTENT,
         memories="memories with recurrent states",

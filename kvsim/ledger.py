@@ -75,14 +75,18 @@ class AttentionPart:
     """What one attention cache must let each sequence see.
 
     ``swa_type``, ``n_swa``: its window. ``streams``: sequences do not share rows, so a copy replaces its
-    target; else it adds to it. ``rotates``: keys follow a change of position at the next update.
+    target; else it adds to it. ``rotates``: keys follow a change of position at the next update. ``two_d``: cells
+    keep the place of a token in an image.
     """
 
-    def __init__(self, swa_type: SwaType, n_swa: int, streams: bool, rotates: bool) -> None:
+    def __init__(
+        self, swa_type: SwaType, n_swa: int, streams: bool, rotates: bool, two_d: bool = False
+    ) -> None:
         self.swa_type = swa_type
         self.n_swa = n_swa
         self.streams = streams
         self.rotates = rotates
+        self.two_d = two_d
         self.held: Held = {}
         self._n_rows = 0
 
@@ -98,7 +102,7 @@ class AttentionPart:
         """A token was decoded for ``seqs``. At a negative position nobody can ever read it."""
         if pos < 0:
             return
-        entry = Entry(pos, instance, pos, 0, place, self.new_row())
+        entry = Entry(pos, instance, pos, 0, place if self.two_d else (0, 0), self.new_row())
         for s in seqs:
             self.held.setdefault(s, []).append(entry)
 

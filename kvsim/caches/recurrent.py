@@ -133,7 +133,9 @@ class RecurrentMemory(Leaf):
         placement = self._place(ubatch)
         if placement is None:
             raise IntegrityError(f"{self.name}: a prepared ubatch no longer finds its cells")
-        self.reach.note(placement, ubatch, self.cells.src0)
+        dirty = self.reach.note(placement, ubatch, self.cells.src0)
+        if dirty:
+            self._hazard("fresh-state-not-zero", seqs=dirty)
         if self.observer is not None:
             self._tell(placement, ubatch)
         return RecurrentView(self, placement, ubatch)
@@ -424,7 +426,7 @@ class RecurrentView(View):
     def undone(self) -> None:
         """The graph did not run: states that it was to move are not where the cells say."""
         memory = self.memory
-        memory.reach.rows[self.head : self.head + self.n_seqs] = [0] * self.n_seqs
+        memory.reach.undo(memory.cells, self.head, self.n, self.n_seqs)
         if memory.observer is not None:
             seqs = recurrent_hazards.stranded(memory, self.head, self.n, self.n_seqs)
             if seqs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvsim.batch import Ubatch
-from kvsim.caches.recurrent_cells import Placement, owner_ids
+from kvsim.caches.recurrent_cells import Placement, StateCells, owner_ids
 from kvsim.memory import position_range
 
 if TYPE_CHECKING:
@@ -20,20 +20,31 @@ class Reach:
 
     ``rows``: how many tokens the snapshots of each row reach back, those of the last ubatch less one.
     ``uneven``: sequences whose positions do not count their tokens (repeated, skipped, or moved in part).
+    ``dirty``: rows that empty cells take for zeroed although the graph that was to zero them did not run.
     """
 
     def __init__(self, size: int, n_rs_seq: int) -> None:
         self.n_rs_seq = n_rs_seq
         self.rows = [0] * size
         self.uneven: set[int] = set()
+        self.dirty: set[int] = set()
 
     def forget(self) -> None:
         self.rows = [0] * len(self.rows)
         self.uneven.clear()
+        self.dirty.clear()
 
-    def note(self, placement: Placement, ubatch: Ubatch, src0: list[int]) -> None:
-        """A ubatch will be computed: its rows get snapshots; rows that are only moved lose theirs."""
+    def note(self, placement: Placement, ubatch: Ubatch, src0: list[int]) -> list[int]:
+        """A ubatch will be computed: its rows get snapshots; rows that are only moved lose theirs. Returns the
+        sequences that begin in a dirty row."""
         length = ubatch.n_seq_tokens
+        begun = [
+            s
+            for i in range(ubatch.n_seqs)
+            if src0[placement.head + i] == placement.head + i in self.dirty
+            for s in ubatch.seq_ids[i * length]
+        ]
+        self.dirty -= set(range(placement.head, placement.head + placement.n))
         for i in range(placement.n):
             row = placement.head + i
             if i < ubatch.n_seqs:
@@ -42,6 +53,12 @@ class Reach:
             elif src0[row] != row:
                 self.rows[row] = 0
         self.uneven.update(seq for seq, _, _ in placement.jumps)
+        return begun
+
+    def undo(self, cells: StateCells, head: int, n: int, n_seqs: int) -> None:
+        """The ubatch was not computed after all: there are no snapshots, and what was to be zeroed is not."""
+        self.rows[head : head + n_seqs] = [0] * n_seqs
+        self.dirty.update(c for c in range(head, head + n) if not cells.owners[c])
 
     def _count(self, ubatch: Ubatch, at: int, fresh: bool) -> None:
         ids, length = set(ubatch.seq_ids[at]), ubatch.n_seq_tokens

@@ -135,6 +135,24 @@ _HYBRID_ISWA = (
     Config("rollback", _HYBRID_ISWA_MODEL, _params(3, True, 5, n_rs_seq=2), {"base": 14, "swa": 10}),
 )
 
+_POOLED_MODEL = replace(
+    _ROLLBACK_MODEL, arch="glm5-next", layers=(replace(ATTENTION, indexer_full=True), _STATE),
+    indexer_head_size=4, indexer_kpool=2, indexer_top_k=4,
+)  # fmt: skip
+_ORDERED_MODEL = replace(
+    _POOLED_MODEL,
+    arch="qwen4exp",
+    rope_type=RopeType.IMROPE,
+    indexer_kpool_by_order=True,
+    indexer_kpool_row=2,
+)
+_HYBRID_IDX = (
+    Config("tiny", _POOLED_MODEL, _params(3, True, 4), {"attn": 12, "idx": 12}),
+    Config("streams", _POOLED_MODEL, _params(3, False, 4), {"attn": 8, "idx": 8}),
+    Config("rollback", _POOLED_MODEL, _params(3, True, 5, n_rs_seq=2), {"attn": 14, "idx": 14}),
+    Config("mrope", _ORDERED_MODEL, _params(2, True, 4), {"attn": 12, "idx": 12}),
+)
+
 CACHES: dict[str, CacheInfo] = {
     info.kind: info
     for info in (
@@ -146,6 +164,7 @@ CACHES: dict[str, CacheInfo] = {
         CacheInfo("recurrent", _RECURRENT, removes_any=False),
         CacheInfo("hybrid", _HYBRID, partial=True, removes_any=False),
         CacheInfo("hybrid_iswa", _HYBRID_ISWA, partial=True, removes_any=False),
+        CacheInfo("hybrid_idx", _HYBRID_IDX, partial=True, removes_any=False),
     )
 }
 """Every member of the family that the suites know, by kind."""

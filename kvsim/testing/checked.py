@@ -358,7 +358,9 @@ def parts_of(memory: Memory, histories: Histories) -> dict[str, Part]:
         if isinstance(leaf, KVCache):
             spec = leaf.spec
             rotates = spec.rope_type is not RopeType.NONE
-            parts[name] = AttentionPart(spec.swa_type, spec.n_swa, spec.n_stream > 1, rotates)
+            parts[name] = AttentionPart(
+                spec.swa_type, spec.n_swa, spec.n_stream > 1, rotates, spec.n_pos_per_embd >= 3
+            )
         elif isinstance(leaf, RecurrentMemory):
             parts[name] = StatePart(histories)
     return parts
