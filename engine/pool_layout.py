@@ -1,0 +1,2 @@
+class PoolLayout:
+    pass

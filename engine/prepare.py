@@ -1,0 +1,233 @@
+"""Looking for slots on the device: all ubatches of all caches of a batch, then one read-back.
+
+A later ubatch is searched on top of the earlier ones, so each is placed on trial and all are undone at the end. Where
+one finds no room, the device goes on without knowing; ``ok`` keeps the rest from changing anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cells import POS
+from engine.rows import Rows
+from engine.sync import read_back
+from kvsim.batch import Ubatch
+from kvsim.memory import Leaf, PrepareFailure
+from kvsim.models.params import SwaType
+
+if TYPE_CHECKING:
+    from engine.kv import DeviceSlot, KVCache
+
+
+def prepare_all(
+    leaves: Sequence[Leaf], ubatches: Sequence[Ubatch]
+) -> list[list[Any]] | PrepareFailure | None:
+    """Slots of every leaf, or why the first one refused. A leaf after that one has changed nothing."""
+    searches: list[Any] = []
+    ok = None
+    for leaf in leaves:
+        search = leaf.begin_prepare(ubatches, ok)  # type: ignore[attr-defined]
+        searches.append(search)
+        ok = search.ok
+    asked = [search.asked() for search in searches]
+    answer = read_back(torch.cat(asked))
+    ends = np.cumsum([len(part) for part in asked])[:-1]
+    found = []
+    for leaf, search, values in zip(leaves, searches, np.split(answer, ends), strict=True):
+        slots = search.finish(values)
+        if slots is None:
+            return leaf.last_failure
+        found.append(slots)
+    return found
+
+
+class SlotSearch:
+    """The search of one cache for one batch. ``ok`` is false on the device if an earlier cache has refused."""
+
+    def __init__(
+        self, cache: KVCache, ubatches: Sequence[Ubatch], ok: Tensor | None, place: bool = True
+    ) -> None:
+        self.cache, self.table = cache, cache.table
+        for ubatch in ubatches:
+            cache.know(ubatch)
+        self.rows = [cache.rows_of(ubatch) for ubatch in ubatches]
+        self.strm = [tuple(map(cache.stream_of, ub.seq_id_unq[: row.n_parts])) for ub, row in zip(ubatches, self.rows, strict=True)]
+        # alone and into empty cells, a ubatch changes nothing that a trial would have to undo
+        self.trial = place and (cache.windowed or len(ubatches) > 1 or self.table.minus_one is not None)
+        self.ok = torch.ones((), dtype=torch.bool, device=cache.device) if ok is None else ok
+        self.flat: list[Tensor] = []
+        self._asked: list[list[Tensor]] = []
+        self._ids: list[int] = []
+        undo: list[tuple[Tensor, Any, Tensor, Tensor]] = []
+        high = cache.high
+        for row, strm in zip(self.rows, self.strm, strict=True):
+            n = row.ubatch.n_tokens // row.n_parts
+            high = min(cache.size, high + n)
+            flat, asked = self._search(strm, n, high)
+            self.flat.append(flat)
+            if self.trial:
+                saved, heads = self.table.take(flat), self.table.heads.clone()
+                undo.append((flat, saved, heads, self.ok))
+                cache.write_cells(flat, row, strm, cache.windowed, self.ok, high)
+            elif place:
+                undo.append((flat, None, self.table.heads.clone(), self.ok))
+            asked.append(self._used_max(strm, high, flat))
+            self._asked.append(asked)
+        if cache.windowed:
+            self._ids = cache.all_ids()
+            self._ends = self.table.extremes(self._ids, high).flatten().to(torch.int64)
+        self._undo(undo)
+        if cache.windowed and len(ubatches) > 1:
+            self._place_once_more(high)
+        self.high = high
+
+    # -- on the device -------------------------------------------------------------------------
+
+    def _search(self, strm: tuple[int, ...], n: int, hi: int) -> tuple[Tensor, list[Tensor]]:
+        """The next ``n`` cells from the head on, in each stream. No used cell is at or after ``hi``, and the
+        cells before it are enough unless the cache is."""
+        cache, table, where = self.cache, self.table, self._where(strm)
+        pos = table.planes[POS, where, :hi]
+        usable = pos == -1
+        used = table.used(where, hi).sum(1)
+        if cache.windowed:
+            usable = usable | self._passed(strm, where, pos)
+        count = torch.cumsum(usable, 1)
+        total = count[:, -1:]
+        head = table.heads[where]
+        head = torch.where((head > used + 2 * n) | (head >= cache.size), 0, head)
+        before = (count - usable.to(torch.int64)).gather(1, head[:, None])
+        rank = before + torch.arange(1, n + 1, device=cache.device)
+        rank = torch.where(rank > total, rank - total, rank)
+        cells = torch.searchsorted(count, rank).clamp_(max=hi - 1)
+        found = (total[:, 0] if hi == cache.size else total[:, 0] + n).clamp(max=n)
+        if n > cache.size:
+            found = torch.zeros_like(found)
+        self.ok = self.ok & (found >= n).all()
+        asked = [found, cells.flatten(), used]
+        if self._may_fail(strm, n):
+            asked += [usable.sum(1), (pos == -1).sum(1), _longest_run(usable)]
+        return (cells + table.streams[where][:, None] * cache.size).flatten(), asked
+
+    def _where(self, strm: tuple[int, ...]) -> slice | Tensor:
+        """Streams as an index: mostly one run of them."""
+        first = strm[0]
+        if strm == tuple(range(first, first + len(strm))):
+            return slice(first, first + len(strm))
+        return torch.cat([self.table.streams[s : s + 1] for s in strm])
+
+    def _passed(self, strm: tuple[int, ...], where: slice | Tensor, pos: Tensor) -> Tensor:
+        """Cells of one owner alone that its window has passed, as seen from its next token."""
+        spec, table, hi = self.cache.spec, self.table, pos.shape[1]
+        ids = sorted({s for stream in strm for s in table.ids[stream]})
+        if not ids:
+            return torch.zeros_like(pos, dtype=torch.bool)
+        query = table.extremes(ids, hi)[1] + 1
+        if spec.swa_type is SwaType.STANDARD:
+            start = query - (spec.n_swa - 1)
+        elif spec.swa_type is SwaType.CHUNKED:
+            start = query // spec.n_swa * spec.n_swa
+        else:
+            start = query - spec.n_swa // 2
+        start_of = torch.full((ids[-1] + 2,), -(2**31), dtype=torch.int32, device=self.cache.device)
+        for i, s in enumerate(ids):
+            start_of[s] = start[i]
+        owner = table.only_owner(where, hi)  # -1 is the last entry, of nobody
+        return pos < start_of[owner]
+
+    def _used_max(self, strm: tuple[int, ...], hi: int, flat: Tensor) -> Tensor:
+        """One past the last used cell of each stream, once this ubatch is placed."""
+        cells = flat.view(len(strm), -1) % self.cache.size
+        placed = cells.amax(1) + 1
+        if not self.trial and all(self.cache.exact_top[s] for s in strm):
+            return placed  # the host adds what it knows
+        used = self.table.used(self._where(strm), hi)
+        last = torch.where(used, self.table.index[:hi] + 1, 0).amax(1)
+        return last if self.trial else torch.maximum(last, placed)
+
+    def _undo(self, undo: list[tuple[Tensor, Any, Tensor, Tensor]]) -> None:
+        """Put everything back but what was purged outside of the slots, and the heads as llama.cpp does: the
+        i-th stream of a ubatch gets the head of stream i."""
+        table = self.table
+        for (flat, saved, heads, ok), strm in reversed(list(zip(undo, self.strm, strict=False))):
+            if saved is not None:
+                table.put_back(flat, saved)
+            elif strm == tuple(range(len(strm))):
+                continue
+            back = table.heads.clone()
+            for local, stream in enumerate(strm):
+                back[stream] = heads[local]
+            table.heads = torch.where(ok, back, heads)
+
+    def _place_once_more(self, hi: int) -> None:
+        """With a window, what a later ubatch purged is gone when an earlier one is applied: only a second run
+        knows the lengths their graphs will see."""
+        table, heads, undo = self.table, self.table.heads.clone(), []
+        for row, strm, flat, asked in zip(self.rows, self.strm, self.flat, self._asked, strict=True):
+            undo.append((flat, table.take(flat)))
+            self.cache.write_cells(flat, row, strm, True, self.ok, hi)
+            asked[-1] = self._used_max(strm, hi, flat)
+        for flat, saved in reversed(undo):
+            table.put_back(flat, saved)
+        table.heads = heads
+
+    def _may_fail(self, strm: tuple[int, ...], n: int) -> bool:
+        """Whether the host cannot rule out that there are too few empty cells."""
+        asked: dict[int, int] = {}
+        for earlier in range(len(self.flat) + 1):
+            rows = self.rows[earlier]
+            for stream in self.strm[earlier]:
+                asked[stream] = asked.get(stream, 0) + rows.ubatch.n_tokens // rows.n_parts
+        return any(asked[stream] > self.cache.free[stream] for stream in strm)
+
+    # -- on the host ---------------------------------------------------------------------------
+
+    def asked(self) -> Tensor:
+        """Everything the host must know, as one tensor."""
+        parts = [part.to(torch.int64) for asked in self._asked for part in asked]
+        return torch.cat([*parts, self._ends] if self.cache.windowed else parts)
+
+    def finish(self, values: np.ndarray) -> list[DeviceSlot] | None:
+        """The slots, or None with the cache's ``last_failure`` set."""
+        from engine.kv import DeviceSlot
+
+        slots: list[DeviceSlot] = []
+        at = 0
+        for i, (row, strm, flat, asked) in enumerate(zip(self.rows, self.strm, self.flat, self._asked, strict=True)):
+            sizes = [len(part) for part in asked]
+            found, cells, used, *stats, used_max = np.split(values[at : at + sum(sizes)], np.cumsum(sizes)[:-1])
+            at += sum(sizes)
+            n = row.ubatch.n_tokens // len(strm)
+            short = np.flatnonzero(found < n)
+            if len(short):
+                part = int(short[0])
+                usable, free, hole = (int(s[part]) for s in stats)
+                self.cache.last_failure = PrepareFailure(
+                    self.cache.name, strm[part], i, n, free, usable - free, hole, int(found[part]), len(self.rows)
+                )
+                return None
+            exact = not self.trial and all(self.cache.exact_top[s] for s in strm)
+            if exact:
+                used_max = np.maximum(used_max, [self.table.top[s] for s in strm])
+            idxs = tuple(cells.astype(np.int32).reshape(len(strm), -1))
+            lengths = tuple(used_max.tolist()) if self.trial or not self.cache.windowed else None
+            slots.append(DeviceSlot(strm, idxs, cache=self.cache, flat=flat, rows=row, used_max=lengths))
+            if i == 0:
+                for stream, n_used in zip(strm, used.tolist(), strict=True):
+                    self.cache.free[stream] = self.cache.size - n_used
+        if self.cache.windowed and self.trial:
+            ends = values[at:].reshape(2, -1)
+            object.__setattr__(slots[-1], "ends", (self._ids, ends))
+        return slots
+
+
+def _longest_run(flags: Tensor) -> Tensor:
+    """Length of the longest run of true values of each row."""
+    index = torch.arange(flags.shape[1], device=flags.device)
+    last_false = torch.where(flags, -1, index).cummax(1).values
+    return (index - last_false).amax(1)
