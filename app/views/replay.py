@@ -147,9 +147,10 @@ def _tags(opened: Opened) -> str:
 
 
 def _export_button(opened: Opened) -> None:
+    at = _at(opened)
     st.download_button(
         "Export",
-        data=lambda: page(json.loads(opened.payload), at=_at(opened)).encode(),
+        data=lambda: page(json.loads(opened.payload), at=at).encode(),
         file_name=f"{Path(opened.name).name.split('.')[0]}.html",
         mime="text/html",
         icon=":material/ios_share:",

@@ -123,7 +123,7 @@ def test_another_recording_replaces_the_player(visit) -> None:
 
 def test_an_export_plays_without_the_app(visit, tmp_path) -> None:
     page = visit(f"?scenario={KV}&at=16")
-    page.locator(".kv-say").wait_for()
+    page.get_by_text("0 differences").wait_for()
     with page.expect_download() as waiting:
         page.get_by_role("button", name="Export").click()
     file = tmp_path / waiting.value.suggested_filename
