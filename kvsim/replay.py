@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from kvsim.batch import Batch
@@ -28,7 +29,9 @@ def context_of(header: Header, leaves: LeafFactory | None = None) -> Context:
     line = header.to_json()
     try:
         model, params = ModelParams.from_header(line), ContextParams.from_header(line)
-        context = Context(model, params, N_VOCAB, leaves=leaves or LeafFactory(), recording=True)
+        made = leaves or LeafFactory()
+        made = replace(made, sizes={**header.made_smaller, **made.sizes})
+        context = Context(model, params, N_VOCAB, leaves=made, recording=True)
     except TraceError:
         raise
     except KvsimError as err:

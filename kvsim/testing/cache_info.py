@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from kvsim.caches.factory import LeafFactory
+from kvsim.context import Context, Network
 from kvsim.models.context_params import ContextParams
 from kvsim.models.params import LayerParams, ModelParams, RopeType, SwaType
 
@@ -22,6 +24,12 @@ class Config:
     model: ModelParams
     params: ContextParams
     sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def context(
+        self, leaves: LeafFactory, network: Network | None = None, recording: bool = False
+    ) -> Context:
+        """A fresh context of this configuration."""
+        return Context(self.model, self.params, network=network, leaves=leaves, recording=recording)
 
     def __str__(self) -> str:
         return self.name
@@ -85,10 +93,11 @@ _ISWA = (
     Config("one-sequence", _windowed(SwaType.STANDARD, 4), _params(1, False, 4), {"base": 16, "swa": 8}),
 )
 
-_LATENT = replace(ATTENTION, indexer_full=True)
+# wider than the index keys: equal widths would bring the Hadamard rotation in
+_LATENT = replace(ATTENTION, indexer_full=True, n_embd_head_k=8)
 _DSA_MODEL = ModelParams(
     "deepseek32", (_LATENT,), n_embd=4, rope_type=RopeType.NORM, is_mla=True, has_kv_lora=True,
-    indexer_head_size=4, indexer_n_head=1, indexer_top_k=2,
+    n_embd_head_k_full=8, indexer_head_size=4, indexer_n_head=1, indexer_top_k=2,
 )  # fmt: skip
 _DSA = (
     Config("tiny", _DSA_MODEL, _params(3, True, 4), {"mla": 12, "lid": 12}),

@@ -182,6 +182,11 @@ class Header:
     def n_seq_max(self) -> int:
         return int(self.cparams["n_seq_max"])
 
+    @property
+    def made_smaller(self) -> dict[str, int]:
+        """Cells per stream of the caches that were made smaller than llama.cpp makes them, for a test."""
+        return {name: self.caches[name]["size"] for name in self.config.get("made_smaller", ())}
+
 
 def _check_config(header: Header) -> None:
     config = header.config
@@ -198,6 +203,8 @@ def _check_config(header: Header) -> None:
     for name, cache in header.caches.items():
         _check_cache(header, name, cache)
     _check_sizes(header)
+    for name in config.get("made_smaller", []):
+        one_of(*header.caches).check(name, "an entry of config.made_smaller")
     _check_recurrent(header)
     _check_compressors(header)
 
