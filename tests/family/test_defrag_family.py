@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from test_probe import MODELS, OTHER, TOKENS, alone, assert_same, context, decode
 
+from kvsim.caches.factory import LeafFactory
 from kvsim.caches.hybrid_idx import HybridIdx
 from kvsim.caches.kv import KVCache
 from kvsim.caches.pool_layout import CLEAN
@@ -42,6 +43,23 @@ def test_a_moved_sequence_goes_on_as_if_it_had_not_been(name: str, strategy: Str
     ctx.memory.check_integrity()
     got.append(decode(ctx, [1], TOKENS[at : at + 6], at))
     assert_same(np.concatenate(got), alone(MODELS[name], TOKENS[: at + 6]))
+
+
+@pytest.mark.parametrize("name", [n for n in WITH_CELLS if n.split("-")[0] in ("kv", "iswa", "dsa", "msa")])
+def test_the_historic_allocator_is_transparent_too(name: str) -> None:
+    """Slots of one run, in caches of 64 cells with holes of three: a batch of six finds none, cells move,
+    and it goes on."""
+    sizes = dict.fromkeys(("kv", "base", "swa", "mla", "lid", "idx"), 64)
+    like = context(MODELS[name], kv_unified=True)
+    leaves = LeafFactory(data=True, sizes=sizes, contiguous=True, defrag=Defrag())
+    ctx = Context(like.model, like.params, like.n_vocab, like.network, leaves)
+    for at in range(0, 30, 3):
+        decode(ctx, [0], OTHER[at : at + 3], at)
+        decode(ctx, [1], TOKENS[at : at + 3], at)
+    ctx.memory.seq_rm(0, -1, -1)
+    assert_same(decode(ctx, [1], TOKENS[30:36], 30), alone(MODELS[name], TOKENS[:36])[30:])
+    caches = [leaf for leaf in ctx.memory.leaves().values() if isinstance(leaf, KVCache)]
+    assert any(cache.last_defrag for cache in caches)
 
 
 def test_an_indexer_that_mirrors_attention_stays_its_mirror() -> None:

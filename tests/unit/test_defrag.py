@@ -80,6 +80,14 @@ def test_impossible_moves_change_nothing(src: int, dst: int) -> None:
     assert table.rows() == before
 
 
+def test_a_cell_at_position_minus_1_is_no_place_to_move_to() -> None:
+    """It is empty by the only test, and still carries an owner."""
+    table = CellTable(8)
+    table.place(ints(0, 4), ints(-1, 3), [(1,), (0,)])
+    with pytest.raises(CacheUsageError, match="only from used ones to empty ones"):
+        table.move(ints(4), ints(0))
+
+
 def test_cells_at_negative_positions_move_with_their_index() -> None:
     """From the first negative position on the table keeps llama.cpp's own index (cells R21)."""
     table = CellTable(8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -168,6 +168,46 @@ def test_minimal_pairs_equal_lengths_and_groups_sums() -> None:
     drawing = "X...X..XX....XXXX.X"
     assert segments(empty(drawing)[:8]) == [(1, 3), (5, 2)]
     assert len(plan_minimal(empty(drawing), PLENTY)) == 3
+
+
+def drawing_of(holes: list[int], fillers: list[int]) -> str:
+    """Holes of these lengths before the used count, runs of these lengths after it; they sum up to the
+    same."""
+    return "".join("X" + "." * n for n in holes) + ".".join("X" * n for n in fillers)
+
+
+def most_groups(balance: list[int]) -> int:
+    """Into how many groups of sum 0 the numbers can be split, by trying every group that holds the first."""
+    if not balance:
+        return 0
+    best = 1
+    for chosen in range(1 << (len(balance) - 1)):
+        group = [balance[0], *(n for i, n in enumerate(balance[1:]) if chosen >> i & 1)]
+        rest = [n for i, n in enumerate(balance[1:]) if not chosen >> i & 1]
+        if sum(group) == 0 and rest:
+            best = max(best, 1 + most_groups(rest))
+    return best
+
+
+def test_minimal_finds_groups_that_share_nothing() -> None:
+    """3 takes 1 and 2, 10 takes 4 and 6: six segments in two groups need four moves, filled in order five."""
+    drawing = drawing_of([10, 3], [1, 4, 2, 6])
+    assert len(plan_minimal(empty(drawing), PLENTY)) == 4
+    assert len(plan_classic(empty(drawing), PLENTY)) == 5
+
+
+@given(
+    holes=st.lists(st.integers(1, 12), min_size=1, max_size=4), cuts=st.sets(st.integers(1, 30), max_size=4)
+)
+@settings(max_examples=150, deadline=None)
+def test_minimal_needs_one_move_less_than_segments_for_every_group(holes: list[int], cuts: set[int]) -> None:
+    bounds = [0, *sorted(c for c in cuts if c < sum(holes)), sum(holes)]
+    fillers = [b - a for a, b in pairwise(bounds)]
+    drawing = drawing_of(holes, fillers)
+    moves = plan_minimal(empty(drawing), PLENTY)
+    n_used = len(holes) + sum(fillers)
+    assert after(drawing, moves).rstrip(".") == "X" * n_used
+    assert len(moves) == len(holes) + len(fillers) - most_groups([*holes, *(-n for n in fillers)])
 
 
 def test_minimal_stops_at_the_budget() -> None:

@@ -72,6 +72,7 @@ def filled(*layers: LayerSpec, n_stream: int = 2, size: int = 6, seed: int = 0) 
         (1, 128, 2, 256, 2),  # blocks of the weights are longer than a head
         (8, 128, 2, 256, 1),
         (3, 128, 2, 256, 2),
+        (1, 96, 3, 1, 1),  # 32 for each of three is all there is
     ],
 )
 def test_granularity(n_gqa: int, head_size: int, n_devices: int, weight_block: int, heads: int) -> None:
