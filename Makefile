@@ -27,7 +27,8 @@ lint: .venv/dev.done
 	$(BIN)/mypy
 
 bench: .venv/dev.done
-	$(BIN)/kvsim bench cells
+	OMP_NUM_THREADS=1 $(BIN)/kvsim bench cells
+	OMP_NUM_THREADS=1 $(BIN)/kvsim bench tensors
 
 browser:
 	@if { $(FIND_BROWSER); } >/dev/null; then :; \
