@@ -55,23 +55,54 @@ def path_of(name: str) -> Path:
     return FOLDER / f"{name}.jsonl.gz"
 
 
+class Opening:
+    """A recording being read and packed, step by step, so that what is done can be played before the end."""
+
+    def __init__(self, source: Path | bytes, name: str) -> None:
+        self.name = name
+        self.trace = read_trace(source, name=name)
+        self.packer = Packer(self.trace.header, name)
+        self.error: str | None = None
+        self.done = False
+        self._steps = iter(self.trace)
+
+    def advance(self) -> bool:
+        """Read and pack one operation. False at the end, or where the rest cannot be used.
+
+        Raises TraceError if not even one operation can be read.
+        """
+        try:
+            step = next(self._steps, None)
+        except TraceError as error:
+            if not self.packer.steps:
+                raise
+            self.error, step = str(error), None
+        if step is None:
+            self.done = True
+            return False
+        self.packer.add(step)
+        return True
+
+    @property
+    def share(self) -> float:
+        """How much of the file has been read, 0 to 1."""
+        return min(1.0, self.trace.bytes_read / max(1, self.trace.bytes_total))
+
+    def opened(self) -> Opened:
+        """What has been packed so far."""
+        payload = json.dumps(self.packer.payload(), separators=(",", ":"))
+        return Opened(self.name, self.trace.header, payload, len(self.packer.steps), self.error)
+
+
 def open_recording(source: Path | bytes, name: str) -> Opened:
-    """Read and pack a recording. Damage after the header leaves what stands before it.
+    """Read and pack a whole recording. Damage after the header leaves what stands before it.
 
     Raises TraceError if not even the header and one operation can be read.
     """
-    trace = read_trace(source, name=name)
-    packer = Packer(trace.header, name)
-    error = None
-    try:
-        for step in trace:
-            packer.add(step)
-    except TraceError as err:
-        if not packer.steps:
-            raise
-        error = str(err)
-    payload = json.dumps(packer.payload(), separators=(",", ":"))
-    return Opened(name, trace.header, payload, len(packer.steps), error)
+    opening = Opening(source, name)
+    while opening.advance():
+        pass
+    return opening.opened()
 
 
 def trace_of(source: Path | bytes, name: str) -> Trace:

@@ -23,7 +23,7 @@ export class Inspector {
     else if (target?.seq != null) parts.push(this._sequence(target.seq, frame));
     if (many) parts.push(this._held(wide), wide ? this._holes() : null);
     if (!many || wide) parts.push(...this._operation(frame));
-    if (!frame.step.why && !many) parts.push(legend(this.player));
+    if (!frame.step.why && !many && model.lanes.length) parts.push(legend(this.player));
     this.root.replaceChildren(...parts.filter(Boolean));
   }
 
@@ -253,7 +253,7 @@ function cellsOf(cells) {
 
 function hazardNote(hazard) {
   return el("section", "kv-hazard", [el("h3", "", `▲ Hazard: ${hazard.title}`), el("p", "", hazard.text),
-    hazard.consistent ? el("p", "kv-quiet", `consistent would be ${hazard.consistent}`) : null]);
+    hazard.consistent ? el("p", "kv-quiet", `consistent would be: ${hazard.consistent}`) : null]);
 }
 
 // At most `most` entries, those around the present step.

@@ -142,7 +142,8 @@ export class Stage {
   drawLens(frame) {
     const { hovered, selected } = this.player;
     if (this.lens.root.hidden || !this.shown.length) return;
-    const pointed = hovered ?? (selected?.cell != null ? selected : null);
+    // A floating lens covers the rulers, so it stays only as long as the pointer does.
+    const pointed = hovered ?? (selected?.cell != null && !this.lensFloats ? selected : null);
     this.lens.root.classList.toggle("kv-lens-away", this.lensFloats && !pointed);
     if (this.lensFloats && !pointed) return;
     const target = pointed ?? this._interesting(frame);

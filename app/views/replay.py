@@ -17,7 +17,7 @@ import streamlit as st
 
 from app import component, recordings
 from app.check import Check, check
-from app.recordings import MAX_UPLOAD_MIB, Opened
+from app.recordings import MAX_UPLOAD_MIB, Opened, Opening
 from app.standalone import page
 from kvsim.errors import TraceError
 
@@ -79,8 +79,8 @@ def _pick() -> str | None:
 
 
 def _picked() -> None:
-    st.session_state.pop("upload", None)
-    st.session_state.pop("play_anyway", None)
+    for key in ("upload", "opened", "opening", "play_anyway"):
+        st.session_state.pop(key, None)
     st.query_params.pop("at", None)
 
 
@@ -99,7 +99,7 @@ def _uploaded() -> None:
     """Keep the upload for this session only."""
     state = st.session_state
     file = state.get("file")
-    for key in ("upload", "opened", "play_anyway"):
+    for key in ("upload", "opened", "opening", "play_anyway"):
         state.pop(key, None)
     if file is not None:
         state.upload = (file.name, file.getvalue())
@@ -109,14 +109,39 @@ def _uploaded() -> None:
 
 def _upload() -> Opened | None:
     """The uploaded recording, read once. Where nothing can be played, says why and returns None."""
-    name, data = st.session_state.upload
-    if "opened" not in st.session_state:
+    state = st.session_state
+    name, data = state.upload
+    if "opened" not in state:
         try:
-            st.session_state.opened = recordings.open_recording(data, name)
+            if "opening" not in state:
+                state.opening = Opening(data, name)
+            _read(state.opening)
+            state.opened = state.opening.opened()
         except TraceError as error:
-            st.session_state.opened = error
-    opened = st.session_state.opened
-    return opened if isinstance(opened, Opened) else None
+            state.opened = error
+        state.pop("opening", None)
+    return state.opened if isinstance(state.opened, Opened) else None
+
+
+def _read(opening: Opening) -> None:
+    """Read on to the end, or until the user wants to see what is ready. Shows progress after a second.
+
+    A click ends this run of the script; the next one goes on where this one stopped.
+    """
+    start, told, slot = time.monotonic(), 0.0, None
+    while not st.session_state.get("show_ready") and opening.advance():
+        now = time.monotonic()
+        if now - start < PROGRESS_AFTER or now - told < PROGRESS_EVERY:
+            continue
+        told = now
+        if slot is None:
+            with st.container(key="card"):
+                st.subheader(f"Reading {opening.name}", anchor=False)
+                slot = st.empty()
+                st.button("Show what is ready", key="show_ready")
+        left = (now - start) * (1 - opening.share) / max(opening.share, 0.01)
+        done = f"{len(opening.packer.steps):,} operations, about {left:,.0f} s left"
+        slot.progress(opening.share, text=done)
 
 
 def _remember(opened: Opened) -> None:

@@ -140,7 +140,7 @@ def _without_cells(edit: Edit, reason: str) -> str:
     moved = [a for b, a, _ in edit.pairs if b.head != a.head]
     recurrent = told_recurrent(edit)
     if recurrent:
-        return recurrent.strip()
+        return recurrent.strip() + (" No attention cell changes." if edit.before.lanes else "")
     if moved:
         return f"{reason}: no cell changes. The head of {moved[0].spec.cache} is now {number(moved[0].head)}."
     return f"{reason}: nothing changes."

@@ -113,3 +113,30 @@ def test_damage_in_the_first_operation_is_an_error() -> None:
     first = text_of_trace().splitlines(keepends=True)[0]
     with pytest.raises(TraceError, match=r"x\.jsonl:2"):
         recordings.open_recording(first + b"{", "x.jsonl")
+
+
+def test_a_long_read_can_be_cut_short_and_shows_what_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The click comes while the file is read; what was read until then is kept."""
+    opening = recordings.Opening(text_of_trace(), "long.jsonl")
+    for _ in range(12):
+        opening.advance()
+    at = AppTest.from_file(MAIN, default_timeout=30)
+    at.session_state["upload"] = ("long.jsonl", text_of_trace())
+    at.session_state["scenario"] = None
+    at.session_state["opening"] = opening
+    at.session_state["show_ready"] = True
+    at.run()
+    assert not at.exception
+    assert at.session_state["opened"].n_steps == 12
+    assert "0 differences" in verdict(at)
+
+
+def test_reading_tells_how_far_it_is() -> None:
+    opening = recordings.Opening(text_of_trace(), "long.jsonl")
+    shares = []
+    while opening.advance():
+        shares.append(opening.share)
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < 0.5
+    assert opening.share == 1.0
+    assert opening.opened().n_steps == 85
