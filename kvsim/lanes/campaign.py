@@ -26,6 +26,7 @@ from kvsim.context import Context
 from kvsim.errors import CacheUsageError, KvsimError
 from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
 from kvsim.lanes.changes import explained
+from kvsim.lanes.library import LaneError
 from kvsim.lanes.llamacpp import EndedError, LlamaCpp, searching_caches
 from kvsim.lanes.session import Answer
 from kvsim.memory import Snapshot
@@ -43,7 +44,7 @@ SESSION = 300
 LOOK_EVERY = 12
 """Operations between two looks at every cell and at the saved state."""
 KEPT_STATES = 4
-ENDS_TRIED = 4
+ENDS_TRIED = 10
 """Of the operations that we refuse because they end llama.cpp, every so many is tried there: a new process is
 slow."""
 LOGITS_TOLERANCE = 1e-4
@@ -58,12 +59,14 @@ LONG_RUN = 60
 
 @dataclass
 class Report:
-    """What a campaign has done: operations, seconds, codes of decodes, processes ended, looks, logits."""
+    """What a campaign has done: operations, seconds, answers of decodes, operations by kind, and how many
+    tokens' logits were compared, with the largest difference."""
 
     ops: int = 0
     seconds: float = 0.0
     codes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
+    logits: int = 0
     worst_logit: float = 0.0
 
     @property
@@ -86,6 +89,7 @@ class Pair:
     def __init__(self, model: Path, params: ContextParams, lib: Path | None = None) -> None:
         self.model_path, self.params, self.lib = model, params, lib
         self.report = Report()
+        self.refused = False  # whether the last operation would have ended llama.cpp
         self.ops: list[Op] = []
         self.start()
 
@@ -94,7 +98,7 @@ class Pair:
         self.live = LlamaCpp(self.model_path, self.params, self.lib)
         arch = self.live.model.arch
         network = None
-        if arch in MODELS:
+        if arch in MODELS and self.params.type_k == "f32":
             _, network = load_network(self.model_path, self.live.resolved.flash_attn)
         self.ours = Context(
             self.live.model,
@@ -109,8 +113,6 @@ class Pair:
         self.info = CacheInfo(self.ours.memory.kind, (), partial=True)
         self.states: dict[int, Op] = {}
         self.before = self.ours.memory.snapshot()
-        self.has_nan = False
-        self.nan_states: set[int] = set()
         self.ops = []
 
     def close(self) -> None:
@@ -137,6 +139,7 @@ class Pair:
         self.ops.append(op)
         self.report.ops += 1
         self.report.kinds[op.op] += 1
+        self.refused = False
         try:
             ret = self.replayer.apply(op.op, op.args)
         except CacheUsageError as error:
@@ -156,16 +159,9 @@ class Pair:
             raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim {ret!r}{why}")
         if op.op == "decode":
             self._compare_searches(answer)
-            self._compare_logits(op, answer)
-        elif op.op == "clear" and op.args["data"]:
-            self.has_nan = False
+            self._compare_logits(answer)
         elif op.op in ("state_get", "state_seq_get"):
             self.states[op.args["slot"]] = op
-            self.nan_states = self.nan_states - {op.args["slot"]} | (
-                {op.args["slot"]} if self.has_nan else set()
-            )
-        elif op.op in ("state_set", "state_seq_set"):
-            self.has_nan = self.has_nan or op.args["slot"] in self.nan_states
         after = self.ours.memory.snapshot()
         for seq, span in enumerate(answer.pos):
             if list(span) != after.pos[str(seq)]:
@@ -179,6 +175,7 @@ class Pair:
         return DifferenceError(what, self.ops)
 
     def _must_end(self, op: Op, error: CacheUsageError) -> None:
+        self.refused = True
         self.report.codes["ends"] += 1
         self.ops.pop()
         if self.report.codes["ends"] % ENDS_TRIED:
@@ -229,14 +226,9 @@ class Pair:
                 f"{where}: head and used {(log.head, log.used)}, in kvsim {(ours['head'], ours['used'])}"
             )
 
-    def _compare_logits(self, op: Op, answer: Answer) -> None:
-        if self.ours.network is None:
-            return
-        # a token at position -1 sees nothing, and its NaN rows stay in the tensors until they are cleared
-        self.has_nan = self.has_nan or -1 in op.args["pos"]
-        if self.has_nan:
-            return
-        for i, row in answer.logits.items():  # none if it failed
+    def _compare_logits(self, answer: Answer) -> None:
+        for i, row in answer.logits.items():
+            self.report.logits += 1
             error = float(np.abs(row - self.ours.logits_of(i)).max() / np.abs(row).max())
             self.report.worst_logit = max(self.report.worst_logit, error)
             if not error <= LOGITS_TOLERANCE:
@@ -291,7 +283,7 @@ def operations(pair: Pair, pick: generate.Picker) -> Iterator[Op]:
         kind = pick.integer(0, 99)
         if kind < 50:
             decode = for_library(generate.decode(pick, pair), pair.live.n_vocab)
-            if decode.args["tokens"] is not None or pair.ours.network is None:  # networks take tokens only
+            if pair.ours.network is None or has_logits(decode):
                 yield decode
         elif kind < 56:
             seq = pick.integer(0, pair.n_seq_max - 1)
@@ -308,6 +300,8 @@ def operations(pair: Pair, pick: generate.Picker) -> Iterator[Op]:
                 yield restored
         else:
             yield generate.EDITS[pick.choice(names)][0](pick, pair)
+        if pair.refused and pick.chance(30):
+            yield Op.clear(True)  # a pending shift that cannot run would end every decode
 
 
 def for_library(op: Op, n_vocab: int) -> Op:
@@ -316,6 +310,12 @@ def for_library(op: Op, n_vocab: int) -> Op:
     if args["tokens"] is not None:
         args["tokens"] = [token % n_vocab for token in args["tokens"]]
     return replace(op, args=args)
+
+
+def has_logits(decode: Op) -> bool:
+    """Whether logits can be compared after it: our networks take tokens only, and a token at position -1 sees
+    nothing, so that llama.cpp has NaN there, in its rows, and from then on."""
+    return decode.args["tokens"] is not None and -1 not in decode.args["pos"]
 
 
 def run(pair: Pair, seed: int, n_ops: int) -> Report:
@@ -334,18 +334,28 @@ def run(pair: Pair, seed: int, n_ops: int) -> Report:
     return pair.report
 
 
-def configurations(name: str) -> list[ContextParams]:
-    """The contexts that a tiny model is tried with: unified and by streams, small ubatches, f32 rows."""
-    base = ContextParams(
-        n_batch=64, n_ubatch=8, n_seq_max=3, swa_full=False, flash_attn=False, type_k="f32", type_v="f32"
-    )
-    unified, streams = replace(base, n_ctx=256, kv_unified=True), replace(base, n_ctx=768)
-    return [unified, streams, replace(unified, n_seq_max=1, n_ubatch=5), replace(streams, n_ubatch=32)]
+_BASE = ContextParams(
+    n_ctx=256, n_batch=64, n_ubatch=8, n_seq_max=3, kv_unified=True, swa_full=False, flash_attn=False,
+    type_k="f32", type_v="f32",
+)  # fmt: skip
+
+CONFIGURATIONS: dict[str, ContextParams] = {
+    "unified": _BASE,
+    "streams": replace(_BASE, n_ctx=768, kv_unified=False),
+    "one-sequence": replace(_BASE, n_seq_max=1, n_ubatch=5),
+    "large-ubatch": replace(_BASE, n_ctx=768, kv_unified=False, n_ubatch=32),
+    "many": replace(_BASE, n_ctx=512, n_seq_max=8, n_ubatch=16),
+    "quantised": replace(_BASE, type_k="q8_0", type_v="q8_0", flash_attn=True),
+    "full-window": replace(_BASE, swa_full=True, type_k="f16", type_v="f16"),
+    "rollback": replace(_BASE, n_rs_seq=2, n_ctx=768, kv_unified=False),
+}
+"""The contexts that every tiny model is tried with, by name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kvsim.lanes.campaign", description=__doc__)
     parser.add_argument("--model", default="all", choices=["all", *TINY])
+    parser.add_argument("--config", default="all", choices=["all", *CONFIGURATIONS])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ops", type=int, default=500, help="per configuration")
     parser.add_argument("--lib", type=Path, help="a shared library instead of the installed wheel")
@@ -355,26 +365,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in TINY if args.model == "all" else [args.model]:
             path = Path(folder) / f"{name}.gguf"
             write_tiny(name, path)
-            for params in configurations(name):
-                different += _run_one(name, path, params, args)
+            for config in CONFIGURATIONS if args.config == "all" else [args.config]:
+                different += _run_one(f"{name}/{config}", path, CONFIGURATIONS[config], args)
     return int(different > 0)
 
 
-def _run_one(name: str, path: Path, params: ContextParams, args: argparse.Namespace) -> int:
-    pair = Pair(path, params, args.lib)
-    title = f"{name} ({pair.info.kind}{', unified' if params.kv_unified else ''}, ubatch {params.n_ubatch})"
+def _run_one(title: str, path: Path, params: ContextParams, args: argparse.Namespace) -> int:
+    try:
+        pair = Pair(path, params, args.lib)
+    except LaneError as error:
+        print(f"{title}: {error}")
+        return 0
     try:
         report = run(pair, args.seed, args.ops)
     except DifferenceError as difference:
         print(f"{title}: {difference}")
-        print(*(f"  {op}" for op in difference.ops), sep="\n")
+        print(*(f"  {op}" for op in difference.ops), sep="\n", flush=True)
         return 1
     finally:
         pair.close()
     counts = ", ".join(f"{code}: {n}" for code, n in sorted(report.codes.items()))
     print(
         f"{title}: {report.ops} operations at {report.rate:.0f}/s, no difference; decodes {counts}; "
-        f"logits within {report.worst_logit:.1e}",
+        f"{report.logits} tokens' logits within {report.worst_logit:.1e}",
         flush=True,
     )
     return 0
