@@ -190,7 +190,7 @@ class Header:
 
 def _check_config(header: Header) -> None:
     config = header.config
-    check_record(config, _CONFIG, "config")
+    check_record(config, _CONFIG, "config", {"made_smaller": LIST})
     check_record(config["cparams"], _CPARAMS, "config.cparams")
     for il, layer in enumerate(config["rope_layers"]):
         check_record(layer, _ROPE_LAYER, f"config.rope_layers[{il}]")

@@ -275,6 +275,11 @@ HEADERS = {
     "n_layer_all": (set_in("config.hparams.n_layer_all", 3), "config.hparams.n_layer_all"),
     "rope": (set_in("config.rope_layers", []), "config.rope_layers has 0 entries for 2 layers"),
     "rope type": (set_in("config.hparams.rope_type", 77), "config.hparams.rope_type = 77 is unknown"),
+    "made smaller": (set_in("config.made_smaller", 5), "config.made_smaller is 5, must be a list"),
+    "a stranger made smaller": (
+        set_in("config.made_smaller", ["swa"]),
+        "made_smaller is 'swa', must be one of 'kv'",
+    ),
     "factors": (
         set_in("config.rope_layers.0", {"freq_base": 1, "freq_scale": 1, "factors": 3}),
         "factors is 3",
