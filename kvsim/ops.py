@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvsim.context import Fault
+from kvsim.defrag import Strategy
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,11 @@ class Op:
     @classmethod
     def clear(cls, data: bool = True) -> Op:
         return cls("clear", {"data": data})
+
+    @classmethod
+    def defrag(cls, strategy: Strategy = "classic") -> Op:
+        """Move the last cells into the holes, which llama.cpp did until August 2025."""
+        return cls("defrag", {"strategy": strategy})
 
     @classmethod
     def state_seq_get(cls, seq: int, slot: int, flags: int = 0) -> Op:

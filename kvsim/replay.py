@@ -9,7 +9,9 @@ from typing import Any
 
 from kvsim.batch import Batch
 from kvsim.caches.factory import LeafFactory
+from kvsim.caches.kv import KVCache
 from kvsim.context import Context
+from kvsim.defrag import Defrag, Strategy
 from kvsim.errors import CacheUsageError, KvsimError, TraceError
 from kvsim.events import Observer
 from kvsim.models.context_params import ContextParams
@@ -49,6 +51,18 @@ class Replayer:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.saved: dict[int, bytes] = {}
+        self.moves: dict[str, list[list[int]]] = {}
+
+    def step(self, i: int, op: str, args: dict[str, Any]) -> Step:
+        """Perform one operation and return it as line ``i`` of a trace: all that came of it."""
+        ret = self.apply(op, args)
+        ubatches = [record.json for record in self.context.records] if op == "decode" else None
+        extra: dict[str, Any] = {}
+        if op in ("state_seq_get", "state_get"):
+            extra = {"size": ret}
+        elif op == "defrag":
+            extra = {"moves": self.moves}
+        return Step(i, op, args, ret, ubatches, self.context.memory.snapshot().to_json(), extra)
 
     def apply(self, op: str, args: dict[str, Any]) -> int | None:
         """Perform one operation and return what the recording has under ``ret``."""
@@ -67,6 +81,8 @@ class Replayer:
             memory.seq_div(args["seq"], args["p0"], args["p1"], args["d"])
         elif op == "clear":
             memory.clear(args["data"])
+        elif op == "defrag":
+            self.moves = defragmented(self.context, args["strategy"])
         elif op.startswith("state_"):
             return self.state(op, args)
         elif op == "rows":
@@ -130,21 +146,31 @@ def replay_beside(
     replayer.context.observe(observer)
     for recorded in trace:
         try:
-            ret = replayer.apply(recorded.op, recorded.args)
+            computed = replayer.step(recorded.i, recorded.op, recorded.args)
         except CacheUsageError as err:
             reason = f"operation {recorded.i} ({recorded.op}): {err}"
             raise TraceError(reason, trace.path, recorded.i + 2) from err
-        yield recorded, _step(replayer, recorded, ret)
+        yield recorded, computed
 
 
-def _step(replayer: Replayer, recorded: Step, ret: int | None) -> Step:
-    context = replayer.context
-    ubatches = [record.json for record in context.records] if recorded.op == "decode" else None
-    extra: dict[str, Any] = {}
-    if recorded.op in ("state_seq_get", "state_get"):
-        extra = {"size": ret}
-    after = context.memory.snapshot().to_json()
-    return Step(recorded.i, recorded.op, recorded.args, ret, ubatches, after, extra)
+def defragmented(context: Context, strategy: Strategy) -> dict[str, list[list[int]]]:
+    """Defragment every attention cache of a context once, after its pending updates.
+
+    Returns the moves by cache, ``[stream, from, to, cells]`` each. The habits of the caches stay as they are.
+    """
+    caches = {name: leaf for name, leaf in context.memory.leaves().items() if isinstance(leaf, KVCache)}
+    habits = {name: cache.defrag for name, cache in caches.items()}
+    for cache in caches.values():
+        cache.defrag, cache.last_defrag = Defrag(strategy), ()
+    try:
+        context.update(optimize=True)
+    finally:
+        for name, cache in caches.items():
+            cache.defrag = habits[name]
+    return {
+        name: [[report.stream, m.src, m.dst, m.length] for report in cache.last_defrag for m in report.moves]
+        for name, cache in caches.items()
+    }
 
 
 def fingerprint(data: bytes) -> str:

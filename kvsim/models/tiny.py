@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import ModelError
+from kvsim.models.gguf_header import model_from_metadata
+from kvsim.models.params import ModelParams
 
 N_VOCAB = 128
 EMBD, HEAD, N_HEAD, FF, N_EXPERT = 128, 64, 2, 96, 2
@@ -45,6 +47,11 @@ class TinyModel:
             f"blk.{il}.{name}": shape for il, block in enumerate(self.blocks) for name, shape in block.items()
         }
         return {**self.outside, **inside}
+
+    def params(self) -> ModelParams:
+        """The model as a memory sees it, without writing a file."""
+        values = {f"{self.arch}.{key}": value for key, value in self.values.items()}
+        return model_from_metadata({"general.architecture": self.arch, **values})
 
 
 # -- parts of a block ------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ _EDITS = {
     "seq_add": edits.shift,
     "seq_div": edits.divide,
     "clear": edits.clear,
+    "defrag": edits.defragment,
     "state_seq_get": states.save,
     "state_get": states.save,
     "state_seq_set": states.restore,

@@ -135,6 +135,23 @@ def clear(step: Step, edit: Edit) -> str:
     return f"Everything is forgotten: {count(used, 'cell')} freed, every head back at 0." + data
 
 
+def defragment(step: Step, edit: Edit) -> str:
+    moves = [move for listed in step.extra.get("moves", {}).values() for move in listed]
+    if not moves:
+        return _without_cells(edit, "There is no hole before the last used cell")
+    moved = next(listed for listed in step.extra["moves"].values() if listed)
+    n, runs_moved = sum(length for *_, length in moved), len(moved)
+    before, after, _ = edit.first()
+    old, new = (int(np.flatnonzero(lane.owners)[-1]) + 1 for lane in (before, after))
+    verb = "moves" if n == 1 else "move"
+    return (
+        f"{count(n, 'cell')} {verb} from the end into the holes{edit.elsewhere()}, in "
+        f"{number(runs_moved)} block {'copy' if runs_moved == 1 else 'copies'}. Cells keep position and "
+        f"owner; only their index changes. The last used cell was {number(old - 1)}, now it is "
+        f"{number(new - 1)}."
+    )
+
+
 def _without_cells(edit: Edit, reason: str) -> str:
     """No cell changed. Heads or the recurrent half may still have."""
     moved = [a for b, a, _ in edit.pairs if b.head != a.head]

@@ -24,6 +24,7 @@ from kvsim.trace.kinds import (
     Table,
     all_within,
     check_keys,
+    check_names,
     check_record,
     integer,
     integers,
@@ -40,6 +41,7 @@ ARGS: dict[str, Table] = {
     "seq_add": {"seq": INT, "p0": INT, "p1": INT, "delta": INT},
     "seq_div": {"seq": INT, "p0": INT, "p1": INT, "d": INT},
     "clear": {"data": BOOL},
+    "defrag": {"strategy": one_of("classic", "minimal")},
     "state_seq_get": {"seq": INT, "flags": one_of(0, 1), "slot": COUNT},
     "state_seq_set": {"seq": INT, "flags": one_of(0, 1), "slot": COUNT},
     "state_get": {"slot": COUNT},
@@ -79,6 +81,7 @@ EXTRA: dict[str, Table] = {
     "state_seq_get": {"size": integer(0, 2**53)},
     "state_get": {"size": integer(0, 2**53)},
     "rows": {"k": or_null(RECORD), "v": or_null(RECORD)},
+    "defrag": {"moves": RECORD},
 }
 """What a line carries beside ``args`` and ``ret``."""
 
@@ -109,6 +112,8 @@ def check_operation(line: Any, header: Header) -> None:
         _check_decode(line, header)
     elif op == "rows":
         _check_rows(line, header)
+    elif op == "defrag":
+        _check_moves(line["moves"], header)
     elif extra:
         _check_saved_state(line)
 
@@ -145,6 +150,25 @@ def _check_rows(line: dict[str, Any], header: Header) -> None:
             check_record(line[name], _ROWS, f"rows.{name}")
             size = 4 * line[name]["n"] * len(args["cells"])
             _check_base64(line[name]["f32"], size, f"rows.{name}.f32")
+
+
+def _check_moves(moves: dict[str, Any], header: Header) -> None:
+    check_names(moves, header.caches, "defrag.moves")
+    for name, listed in moves.items():
+        where, cache = f"defrag.moves.{name}", header.caches[name]
+        INT_LISTS.check(listed, where)
+        for move in listed:
+            stream, src, dst, length = move if len(move) == 4 else (-1, 0, 0, 0)
+            if not (
+                0 <= stream < cache["n_stream"]
+                and 0 < length <= cache["size"]
+                and min(src, dst) >= 0
+                and max(src, dst) + length <= cache["size"]
+            ):
+                raise TraceError(
+                    f"{where} has {reprlib.repr(move)}, must be [stream, from, to, cells] within "
+                    f"{cache['n_stream']} streams of {cache['size']} cells"
+                )
 
 
 def _check_saved_state(line: dict[str, Any]) -> None:
