@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from app.bundle import bundle, stylesheet
+from kvsim.player.bundle import bundle, stylesheet
 
 
 @st.cache_resource
@@ -30,7 +30,7 @@ def player(
     notes: dict[int, dict[str, Any]] | None = None,
     height: str = "calc(100vh - 88px)",
 ) -> None:
-    """Show ``payload`` (JSON text of :mod:`app.payload`), opened at step ``at``.
+    """Show ``payload`` (JSON text of :mod:`kvsim.player.payload`), opened at step ``at``.
 
     ``key`` names the recording: the player starts anew when it changes. ``notes`` may come later: per step,
     what a replay has to say (:func:`app.check.note_of`).

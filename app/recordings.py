@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.payload import Packer
 from kvsim.errors import TraceError
+from kvsim.player.payload import Packer
 from kvsim.trace import Header, Trace, read_trace
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "traces"

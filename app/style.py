@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app import palette
+from kvsim.player import palette
 
 _SQUARES = (
     '<rect x="3" y="3" width="12" height="12" rx="3" fill="#275abc"/>'

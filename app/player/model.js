@@ -1,6 +1,6 @@
 // The operation log as steps that can be visited in any order.
 //
-// The payload tells per operation what changed (app/payload.py). `Model` keeps one working copy of every
+// The payload tells per operation what changed (kvsim/player/payload.py). `Model` keeps one working copy of every
 // lane and a bounded number of keyframes; going to a step copies the nearest keyframe before it and applies
 // what is missing. `frame(i)` also says, for each cell that changed in step i, what it was and in which way.
 

@@ -1,4 +1,4 @@
-// Colours as the CSS variables give them (app/palette.py), and the textures made from them.
+// Colours as the CSS variables give them (kvsim/player/palette.py), and the textures made from them.
 
 export class Theme {
   constructor(root, dpr) {

@@ -18,8 +18,8 @@ import streamlit as st
 from app import component, recordings
 from app.check import Check, check
 from app.recordings import MAX_UPLOAD_MIB, Opened, Opening
-from app.standalone import page
 from kvsim.errors import TraceError
+from kvsim.player.page import page
 
 PROGRESS_AFTER = 1.0  # seconds until a check shows how far it is
 PROGRESS_EVERY = 0.25
@@ -33,22 +33,24 @@ def _bundled(name: str) -> Opened:
 def show() -> None:
     """The page."""
     state = st.session_state
-    with st.container(key="source", horizontal=True, vertical_alignment="center"):
+    bar = st.container(key="source", horizontal=True, vertical_alignment="center")
+    card = st.empty()
+    with bar:
         name = _pick()
-        opened = _upload() if state.get("upload") else _bundled(name) if name else None
-        if opened:
-            st.html(_tags(opened))
-            verdict = st.empty()
+    opened = _upload(card) if state.get("upload") else _bundled(name) if name else None
+    with bar:
+        verdict = _facts(opened) if opened else None
         _open_button()
         if opened:
             _export_button(opened)
             component.link()
     if opened is None:
-        _nothing_opened()
+        _nothing_opened(card)
         return
     if opened.error and not state.get("play_anyway"):
-        _damaged(opened)
+        _damaged(opened, card)
         return
+    card.empty()
     _remember(opened)
     checked = state.get("checks", {}).get(_key(opened))
     component.player(
@@ -107,7 +109,7 @@ def _uploaded() -> None:
         st.query_params.pop("at", None)
 
 
-def _upload() -> Opened | None:
+def _upload(card: Any) -> Opened | None:
     """The uploaded recording, read once. Where nothing can be played, says why and returns None."""
     state = st.session_state
     name, data = state.upload
@@ -115,7 +117,7 @@ def _upload() -> Opened | None:
         try:
             if "opening" not in state:
                 state.opening = Opening(data, name)
-            _read(state.opening)
+            _read(state.opening, card)
             state.opened = state.opening.opened()
         except TraceError as error:
             state.opened = error
@@ -123,7 +125,7 @@ def _upload() -> Opened | None:
     return state.opened if isinstance(state.opened, Opened) else None
 
 
-def _read(opening: Opening) -> None:
+def _read(opening: Opening, card: Any) -> None:
     """Read on to the end, or until the user wants to see what is ready. Shows progress after a second.
 
     A click ends this run of the script; the next one goes on where this one stopped.
@@ -135,7 +137,7 @@ def _read(opening: Opening) -> None:
             continue
         told = now
         if slot is None:
-            with st.container(key="card"):
+            with card.container(key="card"):
                 st.subheader(f"Reading {opening.name}", anchor=False)
                 slot = st.empty()
                 st.button("Show what is ready", key="show_ready")
@@ -166,9 +168,11 @@ def _key(opened: Opened) -> str:
 # -- what is shown of it ----------------------------------------------------------------------
 
 
-def _tags(opened: Opened) -> str:
+def _facts(opened: Opened) -> Any:
+    """What the data is, as quiet tags, and a place for the verdict, which is returned."""
     spans = "".join(f"<span>{html.escape(tag)}</span>" for tag in recordings.tags(opened.header))
-    return f'<div class="kvs-tags">{spans}</div>'
+    st.html(f'<div class="kvs-tags">{spans}</div>')
+    return st.empty()
 
 
 def _export_button(opened: Opened) -> None:
@@ -184,9 +188,9 @@ def _export_button(opened: Opened) -> None:
     )
 
 
-def _nothing_opened() -> None:
+def _nothing_opened(card: Any) -> None:
     error = st.session_state.get("opened")
-    with st.container(key="card"):
+    with card.container(key="card"):
         if isinstance(error, TraceError):
             st.subheader("This file cannot be played", anchor=False)
             st.text(f"{_where_damaged(error)} Nothing before it is a whole operation.")
@@ -208,9 +212,9 @@ def _play_first() -> None:
     st.session_state.scenario = recordings.bundled()[0]
 
 
-def _damaged(opened: Opened) -> None:
+def _damaged(opened: Opened, card: Any) -> None:
     whole = opened.n_steps
-    with st.container(key="card"):
+    with card.container(key="card"):
         st.subheader("This file is damaged", anchor=False)
         st.text(
             f"Lines 1–{whole + 1} are whole: a header and {whole:,} operation{'s' if whole != 1 else ''}."

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from app.payload import Packer
 from kvsim.changes import OWNERS, POS, TOK, Lane, OwnerTable, Picture, empty_cells, lane_specs
+from kvsim.player.payload import Packer
 from kvsim.trace import Header, Step, read_trace
 
 KV = "fixtures/traces/kv/llama-uni-c256-u16-s4-f16-03.jsonl.gz"

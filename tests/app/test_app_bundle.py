@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app import bundle as bundler
+from kvsim.player import bundle as bundler
 
 
 @pytest.fixture

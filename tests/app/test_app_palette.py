@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.palette import SEQUENCES, TOKENS
+from kvsim.player.palette import SEQUENCES, TOKENS
 
 # Linear RGB -> LMS and back (Hunt-Pointer-Estevez, as Viénot and Brettel use it).
 LMS = np.array([[17.8824, 43.5161, 4.11935], [3.45565, 27.1554, 3.86714], [0.0299566, 0.184309, 1.46709]])

@@ -10,9 +10,9 @@ import pytest
 from long_chats import chats
 from player_browser import browser, new_page
 
-from app.payload import Packer, pack
-from app.standalone import page as page_of
 from kvsim.changes import PictureReader
+from kvsim.player.page import page as page_of
+from kvsim.player.payload import Packer, pack
 from kvsim.trace import read_trace
 
 pytestmark = pytest.mark.browser
