@@ -1,0 +1,238 @@
+// Motion on canvas layer 3: what one step changed, shown as it happens.
+//
+// A step becomes tracks with a start and a length; `advance` calls each one's enter, draw and leave. Lanes hold
+// the cells back as they were (`lane.held`) until a track releases them, so stopping early just releases all.
+
+import { box, drawCell, gapOf, labelFont } from "./cells.js";
+import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN, WRITE } from "./model.js";
+import { Flights } from "./flights.js";
+import { clamp, inOut, number, out } from "./format.js";
+
+const LONGEST = 1200, BETWEEN = 12, MOST_FLIGHTS = 400;
+
+export class Motion {
+  constructor(player, canvas) {
+    this.player = player;
+    this.canvas = canvas;
+    this.ctx = canvas.getContext("2d");
+    this.tracks = [];
+    this.running = false;
+    this.flights = new Flights(this);
+  }
+
+  place() {
+    const { dpr } = this.player;
+    const { width, height } = this.canvas.getBoundingClientRect();
+    this.canvas.width = Math.round(width * dpr);
+    this.canvas.height = Math.round(height * dpr);
+    this.ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
+  }
+
+  // Begin to show how `frame` came about. `only` limits a decode to one ubatch.
+  start(frame, speed, only = null) {
+    this.frame = frame;
+    this.tracks = [];
+    this.origin = this.canvas.getBoundingClientRect();
+    this.boxes = this.player.lanes.map((lane) => lane.grid.getBoundingClientRect());
+    const length = frame.step.kind === "decode" ? this._decode(frame, only) : this._edit(frame);
+    this.rate = speed * Math.max(1, length / LONGEST);
+    this.length = length;
+    this.begun = null;
+    this.running = this.tracks.length > 0;
+    return this.running;
+  }
+
+  // Draw the moment `now` (ms). True while something moves.
+  advance(now) {
+    if (!this.running) return false;
+    this.begun ??= now;
+    const t = (now - this.begun) * this.rate;
+    this.ctx.clearRect(0, 0, this.origin.width, this.origin.height);
+    for (const track of this.tracks) {
+      if (t >= track.from && !track.entered) { track.entered = true; track.enter?.(); }
+      if (t >= track.from && t < track.to) track.draw?.(clamp((t - track.from) / (track.to - track.from)));
+      if (t >= track.to && !track.left) { track.left = true; track.leave?.(); }
+    }
+    for (const lane of this.player.lanes) if (lane.marksDirty) lane.drawMarks();
+    if (t >= this.length) this.stop();
+    return this.running;
+  }
+
+  // Everything at once: what is still held is released.
+  stop() {
+    if (!this.running && !this.tracks.length) return;
+    this.running = false;
+    for (const track of this.tracks) {
+      if (!track.entered) track.enter?.();
+      if (!track.left) track.leave?.();
+    }
+    this.tracks = [];
+    this.ctx.clearRect(0, 0, this.canvas.width, this.canvas.height);
+  }
+
+  add(from, length, track) {
+    this.tracks.push({ from, to: from + length, ...track });
+    return from + length;
+  }
+
+  // Upper left corner of a cell on this canvas.
+  at(k, i) {
+    const lane = this.player.lanes[k], { x, y } = lane.at(i), frame = this.boxes[k];
+    return { x: frame.left - this.origin.left + x, y: frame.top - this.origin.top + y, p: lane.pw };
+  }
+
+  // -- decode --------------------------------------------------------------------------------
+
+  _decode(frame, only) {
+    let t = this._turn(frame, 0);
+    const { step } = frame;
+    const tokens = (step.u ?? []).reduce((sum, u) => sum + u.w.reduce((s, [, runs]) => s + runs.reduce((a, r) => a + r[1], 0), 0), 0);
+    let first = 0;
+    const back = [];
+    (step.u ?? []).forEach((u, index) => {
+      if (only === null || only === index) t = this.flights.ubatch(u, t, first, tokens > MOST_FLIGHTS, back);
+      first += u.n;
+    });
+    if (back.length) t = this.flights.rewind(back, t);
+    return this._fade(frame, t, [PURGE]);
+  }
+
+  // -- everything else -----------------------------------------------------------------------
+
+  _edit(frame) {
+    let t = this._fade(frame, 0, [FREE, PURGE]);
+    t = this._roll(frame, t > 0 ? t - 60 : 0);
+    t = this._turn(frame, t);
+    t = this._copy(frame, t);
+    return this._wave(frame, t);
+  }
+
+  // Freed cells fade to ghosts.
+  _fade(frame, start, kinds) {
+    const { theme, model, lanes } = this.player;
+    const gone = lanes.flatMap((lane, k) => frame.lanes[k].changes.filter((c) => kinds.includes(c.kind))
+      .map((c) => ({ lane, k, c: { ...c, reuse: frame.lanes[k].reuse0?.[c.cell] } })));
+    if (!gone.length) return start;
+    const few = gone.length <= 1500;
+    return this.add(start, 180, {
+      enter: () => lanes.forEach((lane, k) => {
+        const cells = gone.filter((g) => g.k === k).map((g) => g.c.cell);
+        if (cells.length) { lane.release(cells, { ghost: true }); lane.drawMarks(); }
+      }),
+      draw: (p) => {
+        if (!few) return;
+        this.ctx.globalAlpha = 1 - out(p);
+        for (const { lane, k, c } of gone) {
+          if (c.cell >= lane.rows * lane.cols) continue;
+          const { x, y, p: pitch } = this.at(k, c.cell), gap = gapOf(pitch);
+          drawCell(this.ctx, theme, x + gap / 2, y + gap / 2, pitch - gap, pitch, { ...c, owner: model.owners[c.owner] }, "");
+        }
+        this.ctx.globalAlpha = 1;
+      },
+    });
+  }
+
+  // Positions roll like an odometer, in the direction of the shift; the rulers slide meanwhile.
+  _roll(frame, start) {
+    const { lanes, rulers } = this.player;
+    let end = start;
+    lanes.forEach((lane, k) => {
+      const moved = frame.lanes[k].changes.filter((c) => c.kind === SHIFT && c.cell < lane.rows * lane.cols);
+      const delay = Math.min(BETWEEN, 400 / Math.max(moved.length, 1));
+      moved.forEach((c, j) => {
+        const labelled = lane.pw >= 18 && (lane.pw >= 24 || c.pos % 8 === 0);
+        end = Math.max(end, this.add(start + j * delay, labelled ? 320 : 1, {
+          draw: labelled ? (p) => this._odometer(lane, k, c, out(p)) : null,
+          leave: () => lane.release([c.cell]),
+        }));
+      });
+    });
+    if (end > start) this.add(start, end - start, { draw: (p) => rulers.draw(frame, inOut(p)), leave: () => rulers.draw(frame) });
+    return end;
+  }
+
+  _odometer(lane, k, was, p) {
+    const { theme, model } = this.player, ctx = this.ctx;
+    const { x, y, p: pitch } = this.at(k, was.cell), gap = gapOf(pitch), s = pitch - gap;
+    const owner = model.owners[model.now[k].owner[was.cell]], now = model.now[k].pos[was.cell];
+    const d = now > was.pos ? -1 : 1;
+    drawCell(ctx, theme, x + gap / 2, y + gap / 2, s, pitch, { owner, pos: now, shift: 1, tok: 0 }, "");
+    ctx.save();
+    box(ctx, x + gap / 2, y + gap / 2, s, s, 3);
+    ctx.clip();
+    ctx.font = labelFont(theme, pitch);
+    ctx.textAlign = "center";
+    ctx.textBaseline = "middle";
+    ctx.fillStyle = owner.length > 1 ? theme.ink : theme.label(owner[0]);
+    ctx.fillText(number(was.pos), x + pitch / 2, y + pitch / 2 + d * p * s, s);
+    ctx.fillText(number(now), x + pitch / 2, y + pitch / 2 - d * (1 - p) * s, s);
+    ctx.restore();
+  }
+
+  // Before a decode the pending keys turn: the corners lift off, the lens' needles follow.
+  _turn(frame, start) {
+    const { lanes, theme } = this.player;
+    const turned = lanes.flatMap((lane, k) => frame.lanes[k].changes.filter((c) => c.kind === TURN && c.shift).map((c) => ({ lane, k, c })));
+    if (!turned.length) return start;
+    return this.add(start, 260, {
+      enter: () => turned.forEach(({ lane, c }) => lane.release([c.cell])),
+      draw: (p) => {
+        this.ctx.globalAlpha = 1 - p;
+        this.ctx.fillStyle = theme.ink;
+        for (const { lane, k, c } of turned.slice(0, 800)) {
+          if (lane.pw < 9 || c.cell >= lane.rows * lane.cols) continue;
+          const { x, y, p: pitch } = this.at(k, c.cell), size = pitch >= 24 ? 8 : 5, lift = out(p) * pitch * 0.6;
+          this.ctx.beginPath();
+          this.ctx.moveTo(x + pitch - gapOf(pitch) / 2 - size, y - lift);
+          this.ctx.lineTo(x + pitch - gapOf(pitch) / 2, y - lift);
+          this.ctx.lineTo(x + pitch - gapOf(pitch) / 2, y + size - lift);
+          this.ctx.fill();
+        }
+        this.ctx.globalAlpha = 1;
+      },
+    });
+  }
+
+  // A copy to another stream: a pale copy of the source row glides to the other lane.
+  _copy(frame, start) {
+    const { lanes, model } = this.player;
+    const { args: pair } = frame.step, copies = frame.side.extra.pending_copies;
+    if (frame.step.mark !== "share" || !copies || copies === frame.side0.extra.pending_copies) return start;
+    let end = start;
+    for (const [cache, pairs] of Object.entries(copies)) {
+      const [from, to] = pairs[pairs.length - 1] ?? pair ?? [];
+      const a = lanes.findIndex((l) => l.spec.cache === cache && l.spec.stream === from);
+      const b = lanes.findIndex((l) => l.spec.cache === cache && l.spec.stream === to);
+      if (a < 0 || b < 0 || !model.lanes[a]) continue;
+      end = Math.max(end, this.add(start, 360, { draw: (p) => {
+        const s = this.at(a, 0), d = this.at(b, 0), e = inOut(p), lane = lanes[a];
+        this.ctx.globalAlpha = 0.55 * (1 - p * 0.4);
+        const w = lane.cellsCanvas.clientWidth, h = lane.cellsCanvas.clientHeight;
+        this.ctx.drawImage(lane.cellsCanvas, s.x - 16 + (d.x - s.x) * e, s.y - 16 + (d.y - s.y) * e, w, h);
+        this.ctx.globalAlpha = 1;
+      } }));
+    }
+    return end;
+  }
+
+  // What is shared, let go or written in place appears along its run, left to right.
+  _wave(frame, start) {
+    let end = start;
+    this.player.lanes.forEach((lane, k) => {
+      const cells = frame.lanes[k].changes.filter((c) => [SHARE, RELEASE, WRITE].includes(c.kind)).map((c) => c.cell).sort((a, b) => a - b);
+      const again = [...frame.lanes[k].written].filter((i) => !lane.held.has(i));
+      if (!cells.length && !again.length) return;
+      let done = 0;
+      const reveal = (p) => {
+        const upto = Math.ceil(p * cells.length);
+        if (upto <= done) return;
+        const part = cells.slice(done, upto);
+        done = upto;
+        for (const i of part) lane.release([i], { ring: frame.lanes[k].written.has(i) });
+        lane.drawMarks();
+      };
+      end = Math.max(end, this.add(start, 220, { draw: reveal, leave: () => { reveal(1); again.forEach((i) => lane.rings.add(i)); lane.drawMarks(); } }));
+    });
+    return end;
+  }
+}
