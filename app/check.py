@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvsim.errors import KvsimError
-from kvsim.events import Event, Recorder
-from kvsim.hazards import HAZARDS
+from kvsim.events import Recorder
+from kvsim.player.notes import Note, note_of
 from kvsim.replay import replay_beside
 from kvsim.trace import Trace, compare_step
-
-Note = dict[str, Any]
 
 
 @dataclass
@@ -49,31 +46,3 @@ def check(trace: Trace, n_steps: int) -> Iterator[Check]:
     except KvsimError as error:
         result.error = str(error)
         yield result
-
-
-def note_of(events: list[Event]) -> Note:
-    """What the player shows beside a step, from the events of its replay."""
-    note: Note = {}
-    met = dict.fromkeys(event.detail["id"] for event in events if event.kind == "hazard")
-    if met:
-        note["hazards"] = [_hazard(name) for name in met]
-    graphs = [event.detail for event in events if event.kind == "graph"]
-    if graphs:
-        rebuilt = [g["reason"].replace("->", "→") for g in graphs if not g["reused"]]
-        note["graph"] = _graph(len(graphs), rebuilt)
-    return note
-
-
-def _hazard(name: str) -> dict[str, str]:
-    title = name.replace("-", " ")
-    hazard = HAZARDS.get(name)
-    if hazard is None:
-        return {"title": title, "text": "", "consistent": ""}
-    return {"title": title, "text": hazard.happens, "consistent": hazard.instead}
-
-
-def _graph(n: int, rebuilt: list[str]) -> str:
-    if not rebuilt:
-        return "reused" if n == 1 else f"reused {n} times"
-    told = f"rebuilt: {rebuilt[-1]}"
-    return told if n == 1 else f"reused {n - len(rebuilt)} of {n}; {told}"

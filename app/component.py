@@ -33,7 +33,7 @@ def player(
     """Show ``payload`` (JSON text of :mod:`kvsim.player.payload`), opened at step ``at``.
 
     ``key`` names the recording: the player starts anew when it changes. ``notes`` may come later: per step,
-    what a replay has to say (:func:`app.check.note_of`).
+    what a replay has to say (:func:`kvsim.player.notes.note_of`).
     """
     told = {str(i): note for i, note in (notes or {}).items()}
     data = {"payload": payload, "key": key, "at": at, "notes": told, "height": height}

@@ -1,7 +1,14 @@
-"""The player on a page of its own: one HTML text that needs no server and no network."""
+"""The player on a page of its own: one HTML text that needs no server and no network.
+
+The page states its own Content-Security-Policy: nothing may be loaded, and only the one script and the one
+style that stand in it may act, named by their hashes. A server or an embedding page may be as strict: the
+player builds its elements one by one, evaluates no text, and sets no style attributes.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from typing import Any
 
@@ -12,33 +19,52 @@ _PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
-<title>kvsim</title>
-<style>
-html, body { margin: 0; }
-%(css)s
-</style>
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<title>{title}</title>
+<style>{style}</style>
 </head>
 <body>
-<script type="application/json" id="payload">%(payload)s</script>
-<script type="module">
-%(script)s
-const payload = JSON.parse(document.getElementById("payload").textContent);
-window.kvsim = mount(document.body, payload, %(options)s);
-</script>
+<script type="application/json" id="payload">{payload}</script>
+<script type="module">{script}</script>
 </body>
 </html>
 """
 
+_STYLE = "\nhtml, body { margin: 0; }\n"
 
-def page(payload: dict[str, Any], at: int = 0, theme: str = "auto", height: str = "100vh") -> str:
-    """The page that plays ``payload``, opened at step ``at`` in the theme light, dark or auto."""
-    options = {"at": at, "theme": theme, "height": height}
-    return _PAGE % {
-        "css": stylesheet(),
-        "payload": _json(payload),
-        "script": bundle("main"),
-        "options": _json(options),
-    }
+_START = """
+const { payload, notes, ...options } = JSON.parse(document.getElementById("payload").textContent);
+window.kvsim = mount(document.body, payload, options);
+window.kvsim.player.note(notes);
+"""
+
+
+def page(
+    payload: dict[str, Any],
+    at: int = 0,
+    theme: str = "auto",
+    height: str = "100vh",
+    notes: dict[int, dict[str, Any]] | None = None,
+) -> str:
+    """The page that plays ``payload``, opened at step ``at`` in the theme light, dark or auto.
+
+    ``notes`` says per step what a replay met (:mod:`kvsim.player.notes`).
+    """
+    style, script = _STYLE + stylesheet(), "\n" + bundle("main") + _START
+    told = {str(i): note for i, note in (notes or {}).items()}
+    data = {"payload": payload, "at": at, "theme": theme, "height": height, "notes": told}
+    name = str(payload.get("name") or "kvsim")
+    return _PAGE.format(
+        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
+        title=name.replace("&", "&amp;").replace("<", "&lt;"),
+        style=style,
+        payload=_json(data),
+        script=script,
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _json(value: Any) -> str:
