@@ -69,7 +69,7 @@ def read_cell_log(text: str) -> list[StreamLog]:
         if counts:
             stream, n, used, head, size, n_swa = map(int, counts.groups())
             found.append(StreamLog(stream, n, used, head, size, n_swa))
-        elif not found or not line or "find_slot" in line:
+        elif not found or not line or len(found[-1].positions) == found[-1].size:
             continue
         elif (
             len(found[-1].owners) < found[-1].size

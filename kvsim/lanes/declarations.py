@@ -2,6 +2,7 @@
 
 The layout of the parameter structs changes between versions without notice and cannot be asked for. So the
 default parameters are read through our declaration: if every field has the value it should, the layout fits.
+The structs end in a reserve, so that a version with more fields writes into that and not beyond.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ typedef struct {
     void *devices, *tensor_buft_overrides; int32_t n_gpu_layers; int split_mode, load_mode, lazy_mode;
     int32_t main_gpu; const float *tensor_split; void *progress_callback, *progress_data, *kv_overrides;
     bool vocab_only, check_tensors, use_extra_bufts, no_host, no_alloc, load_mtp;
+    char reserve[256];
 } model_params;
 """
 
@@ -72,6 +74,7 @@ typedef struct {
     void *callbacks[{n_callbacks}];
     bool embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified;
     void *samplers; size_t n_samplers; void *ctx_other;
+    char reserve[256];
 } context_params;
 """
 

@@ -50,7 +50,8 @@ def open_library(path: Path | None = None) -> tuple[Any, Any, Version]:
         ffi = cffi.FFI()
         ffi.cdef(version.declarations)
         try:
-            lib = ffi.dlopen(str(found))
+            # never unloaded: its destructors don't survive that
+            lib = ffi.dlopen(str(found), ffi.RTLD_NOW | ffi.RTLD_NODELETE)
         except OSError as error:
             raise LaneError(f"{found}: cannot be loaded: {error}") from error
         reason = mismatch(ffi, lib, version)

@@ -1,0 +1,74 @@
+"""A short run of the campaign that ``make live`` runs for long: random operations, no difference."""
+
+from __future__ import annotations
+
+import pytest
+from live_lane import model_file, needs_library
+
+from kvsim.caches.kv import KVCache
+from kvsim.lanes import campaign
+from kvsim.lanes.campaign import CONFIGURATIONS, DifferenceError, Pair, Report
+from kvsim.lanes.changes import explained
+from kvsim.models.network import MODELS
+from kvsim.models.tiny import TINY
+from kvsim.ops import Op
+
+pytestmark = needs_library
+
+OPS = 60
+
+
+def short_run(name: str, config: str, n_ops: int = OPS, seed: int = 2) -> Report:
+    pair = Pair(model_file(name), CONFIGURATIONS[config])
+    try:
+        return campaign.run(pair, seed, n_ops)
+    finally:
+        pair.close()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_random_operations_agree(name: str) -> None:
+    """A different context for each model; all of them in ``make live``."""
+    config = list(CONFIGURATIONS)[list(TINY).index(name) % 5]
+    report = short_run(name, config)
+    assert report.ops >= OPS
+    assert report.codes["0"] > OPS // 5
+    assert report.kinds["looks"] >= 2
+    if TINY[name].arch in MODELS:
+        assert report.logits > 10
+
+
+def test_a_head_that_stays_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVCache, "_lower_head", lambda self, stream, freed: None)
+    with pytest.raises(DifferenceError, match="head"):
+        short_run("llama", "unified", 300)
+
+
+def test_a_removal_that_is_too_short_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove = KVCache.seq_rm
+    monkeypatch.setattr(
+        KVCache, "seq_rm", lambda self, seq, p0, p1: remove(self, seq, p0, p1 - 1 if p1 > 0 else p1)
+    )
+    with pytest.raises(DifferenceError):
+        short_run("llama", "streams", 300)
+
+
+def test_keys_that_do_not_turn_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsim.tensors.shift.KeyShift.apply", lambda self, rows, shift: None)
+    with pytest.raises(DifferenceError, match="logits of batch entry"):
+        short_run("llama", "unified", 300)
+
+
+def test_a_change_since_b11434_is_explained() -> None:
+    partial, whole = Op.seq_cp(0, 1, 2, -1), Op.seq_cp(0, 1)
+    assert explained("b11549", "hybrid_idx", partial.op, partial.args)
+    assert not explained("b11549", "hybrid_idx", whole.op, whole.args)
+    assert not explained("b11434", "hybrid_idx", partial.op, partial.args)
+    pair = Pair(model_file("glm5-next"), CONFIGURATIONS["unified"])
+    try:
+        pair.perform(Op.decode_run(0, 0, range(6)))
+        pair.perform(partial)
+        assert pair.report.kinds["ended (a change since b11434)"] == 1
+        assert pair.perform(Op.decode_run(0, 0, range(6))) == 0  # both sides are anew
+    finally:
+        pair.close()
