@@ -16,6 +16,9 @@ from typing import Any
 from kvsim.context import Fault
 from kvsim.defrag import Strategy
 
+STATES = frozenset({"state_seq_get", "state_seq_set", "state_get", "state_set"})
+"""Operations that save and restore."""
+
 
 @dataclass(frozen=True)
 class Op:

@@ -1,0 +1,244 @@
+"""The seeded campaign: operations at volume on a subject beside the reference, which the ledger watches.
+
+A campaign is a row of *sessions*, each a few hundred operations on one configuration. What session ``k`` does
+depends on the seed and ``k`` alone, so sessions can be spread over processes (``jobs``), over machines
+(``shard``), and taken up again where a report ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvsim.errors import KvsimError
+from kvsim.ops import Op
+from kvsim.testing import generate
+from kvsim.testing.cache_info import CACHES, CacheInfo, Config
+from kvsim.testing.coverage import Watcher
+from kvsim.testing.match import DifferenceError, Match
+from kvsim.testing.pipe import PipeSubject
+from kvsim.testing.profiles import PROFILES, Profile, operations
+from kvsim.testing.report import Report
+from kvsim.testing.shrink import shrink
+from kvsim.testing.subject import LedgerSubject, Observes, Subject, subject_named
+
+SESSION = 400
+"""Operations of a session."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part ``i`` of ``n`` (from 1) of a campaign."""
+
+    i: int = 1
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.i <= self.n:
+            raise KvsimError(f"shard {self}: the first is 1/{self.n}, the last {self.n}/{self.n}")
+
+    def __str__(self) -> str:
+        return f"{self.i}/{self.n}"
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What is tested, and with what. ``subject``: ``reference`` (against the ledger alone), ``engine``,
+    ``module:Class``; or ``command``: a program that speaks the protocol of docs/protocol.md. ``memory``: a
+    member of the family, or ``all``."""
+
+    subject: str = "reference"
+    command: tuple[str, ...] = ()
+    memory: str = "all"
+    config: str = ""
+    seed: int = 1
+    profile: str = "usual"
+    weights: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.memory != "all" and self.memory not in CACHES:
+            raise KvsimError(f"unknown memory {self.memory!r}: give all, or one of {', '.join(CACHES)}")
+        if self.profile not in PROFILES:
+            raise KvsimError(f"unknown profile {self.profile!r}: give one of {', '.join(PROFILES)}")
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What a report says about the campaign it is of."""
+        named = {"command": list(self.command)} if self.command else {"subject": self.subject}
+        weights = {"weights": dict(self.weights)} if self.weights else {}
+        where = {"memory": self.memory, **({"config": self.config} if self.config else {})}
+        return {**named, **where, "seed": self.seed, "profile": self.profile, **weights, "session": SESSION}
+
+    @property
+    def how(self) -> Profile:
+        return PROFILES[self.profile].with_weights(dict(self.weights))
+
+    def subjects(self) -> list[Subject]:
+        """The leader, and the subject beside it unless the reference itself is tested."""
+        if self.command:
+            return [LedgerSubject(), PipeSubject(self.command)]
+        if self.subject == "reference":
+            return [LedgerSubject()]
+        return [LedgerSubject(), subject_named(self.subject)]
+
+    def configs(self) -> list[tuple[CacheInfo, Config]]:
+        """The configurations in the order of the sessions. Raises KvsimError if there is none."""
+        *_, subject = self.subjects()
+        try:
+            able = subject.memories
+        finally:
+            subject.close()
+        found = [
+            (info, config)
+            for info in CACHES.values()
+            for config in self.how.configs(info)
+            if self.memory in ("all", info.kind) and info.kind in able and self.config in ("", config.name)
+        ]
+        if not found:
+            raise KvsimError(f"nothing to test: the subject knows {', '.join(sorted(able)) or 'no memory'}")
+        return found
+
+
+@dataclass
+class Failure:
+    """A difference that a session ended in."""
+
+    session: int
+    info: CacheInfo
+    config: Config
+    error: DifferenceError
+    shrunk: list[Op] = field(default_factory=list)
+
+    @property
+    def ops(self) -> list[Op]:
+        return self.shrunk or self.error.ops
+
+
+def session_of(
+    campaign: Campaign, k: int, configs: Sequence[tuple[CacheInfo, Config]]
+) -> tuple[Report, Failure | None]:
+    """Play session ``k``: what it did, and the difference it ended in, if any."""
+    info, config = configs[k % len(configs)]
+    report = Report(campaign.plan)
+    watcher = Watcher()
+    begun = time.perf_counter()
+    failure = None
+    try:
+        match = Match(info, config, campaign.subjects())
+    except DifferenceError as error:
+        return report, Failure(k, info, config, error)
+    how = campaign.how.limited_to(match.subjects[-1].operations)
+    try:
+        _play(match, generate.SeededPicker(campaign.seed << 32 | k), how, report, watcher)
+    except DifferenceError as error:
+        failure = Failure(k, info, config, error)
+    finally:
+        match.close()
+    report.ops = len(match.ops)
+    report.by_config[f"{info.kind}/{config.name}"] += len(match.ops)
+    report.facts = watcher.facts
+    report.seconds = time.perf_counter() - begun
+    return report, failure
+
+
+def _play(match: Match, pick: generate.Picker, how: Profile, report: Report, watcher: Watcher) -> None:
+    leader = match.subjects[0]
+    assert isinstance(leader, LedgerSubject)
+    leader.checked.watcher = watcher.event
+    exact = match.subjects[-1].observes is Observes.CELLS
+    for op in operations(match, pick, how):
+        match.perform(op)
+        watcher.operation(op, match.answer, leader.violated() if match.answer == -1 else None)
+        report.states.add(match.picture)
+        if len(match.ops) == SESSION or (match.parted and not exact):
+            return
+
+
+def run(
+    campaign: Campaign,
+    report: Report,
+    n_ops: int,
+    shard: Shard | None = None,
+    jobs: int = 1,
+    progress: Callable[[Report], object] = lambda _: None,
+) -> Failure | None:
+    """Go on with a campaign until its sessions come to ``n_ops`` operations; ``shard`` does its part of them.
+
+    What is done is added to ``report``, which may hold what an earlier run did. Stops at the first failure in
+    the order of the sessions and returns it.
+    """
+    shard = shard or Shard()
+    configs = campaign.configs()
+    n_sessions = -(-n_ops // SESSION)
+    mine = range(shard.i - 1, n_sessions, shard.n)[report.shards.get(str(shard), 0) :]
+    for part, failure in _sessions(campaign, configs, mine, jobs):
+        report.count(part)
+        report.shards[str(shard)] = report.shards.get(str(shard), 0) + 1
+        progress(report)
+        if failure is not None:
+            return failure
+    return None
+
+
+def _sessions(
+    campaign: Campaign, configs: list[tuple[CacheInfo, Config]], which: Sequence[int], jobs: int
+) -> Iterator[tuple[Report, Failure | None]]:
+    """The sessions in order, several at a time."""
+    if jobs == 1:
+        for k in which:
+            yield session_of(campaign, k, configs)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, _begin, (campaign, configs)) as pool:
+        yield from pool.imap(_session, which)
+
+
+_worker: tuple[Campaign, list[tuple[CacheInfo, Config]]]
+
+
+def _begin(campaign: Campaign, configs: list[tuple[CacheInfo, Config]]) -> None:
+    global _worker
+    _worker = campaign, configs
+
+
+def _session(k: int) -> tuple[Report, Failure | None]:
+    campaign, configs = _worker
+    return session_of(campaign, k, configs)
+
+
+def attempt(
+    info: CacheInfo, config: Config, subjects: Sequence[Subject], ops: Sequence[Op]
+) -> DifferenceError | None:
+    """The difference in which these operations end on fresh subjects; None if there is none, or if one of
+    them restores a state that was never saved."""
+    match: Match | None = None
+    try:
+        match = Match(info, config, subjects)
+        for op in ops:
+            if op.op.endswith("_set") and op.args["slot"] not in match.states:
+                return None
+            match.perform(op)
+    except DifferenceError as error:
+        return error
+    finally:
+        for subject in subjects:
+            subject.close()
+    return None
+
+
+def shrink_failure(campaign: Campaign, failure: Failure) -> Failure:
+    """The same failure by the fewest operations: same subject, same kind of verdict."""
+    found = failure.error
+
+    def fails(ops: Sequence[Op]) -> bool:
+        error = attempt(failure.info, failure.config, campaign.subjects(), ops)
+        return error is not None and (error.subject, error.verdict) == (found.subject, found.verdict)
+
+    if not fails(found.ops):
+        return failure  # it does not happen again: the subject does not depend on its operations alone
+    ops = shrink(found.ops, fails)
+    error = attempt(failure.info, failure.config, campaign.subjects(), ops)
+    assert error is not None
+    return Failure(failure.session, failure.info, failure.config, error, ops)

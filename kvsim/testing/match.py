@@ -1,0 +1,238 @@
+"""Two or more subjects side by side: the same operations, and every answer and everything seen compared.
+
+The first subject leads: it is what the others must agree with, and what generators look at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from kvsim.context import BAD_BATCH
+from kvsim.errors import CacheUsageError, KvsimError
+from kvsim.hazard_table import CONTENT
+from kvsim.hazards import HAZARDS
+from kvsim.models.cache_spec import CacheSpec
+from kvsim.models.context_params import resolve
+from kvsim.models.memory_spec import memory_spec
+from kvsim.ops import STATES, Op
+from kvsim.testing.behaviour import behaviour, normal
+from kvsim.testing.cache_info import CacheInfo, Config
+from kvsim.testing.checked import CheckError
+from kvsim.testing.subject import LedgerSubject, Observes, Picture, Subject, SubjectError
+from kvsim.trace.compare import compare_step
+from kvsim.trace.read import Step
+
+T = TypeVar("T")
+
+ENDS = "ends"
+"""What an operation answers on which llama.cpp would end."""
+
+SHOWN = 6
+"""How many differing fields a message lists."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an operation led to at one subject: its answer (:data:`ENDS` if refused), and the picture."""
+
+    answer: int | str | None
+    picture: Picture
+
+
+class DifferenceError(KvsimError):
+    """Subjects differ, or one failed, at the last of ``ops``.
+
+    ``subject`` is who, ``verdict`` what kind of difference (``differs``, ``ledger``, ``raised``, ``died``,
+    ``hung``, ``garbage``, ``flooded``), ``wanted`` and ``found`` what the leader and it said, where known.
+    """
+
+    def __init__(
+        self,
+        subject: str,
+        verdict: str,
+        what: str,
+        ops: Sequence[Op],
+        wanted: Outcome | None = None,
+        found: Outcome | None = None,
+    ) -> None:
+        self.subject, self.verdict, self.what = subject, verdict, what
+        self.ops = list(ops)
+        self.wanted, self.found = wanted, found
+        where = f"operation {len(ops)}, {ops[-1]}" if ops else "before the first operation"
+        super().__init__(f"{subject} {verdict} at {where}: {what}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors cross processes by their arguments, which are not the message alone."""
+        return type(self), (self.subject, self.verdict, self.what, self.ops, self.wanted, self.found)
+
+
+class Match:
+    """Subjects that get the same operations, of one configuration. What a generator may ask of a world
+    (:class:`~kvsim.testing.generate.World`) it answers for the leader.
+
+    A subject of which only behaviour is compared is not asked what never reaches a cache (a batch that the
+    decode loop refuses, a call that ends llama.cpp). Once the leader meets a hazard that concerns content, the
+    two may :attr:`part <parted>`: nobody wants what llama.cpp does there, so the subject is asked no more.
+    """
+
+    def __init__(self, info: CacheInfo, config: Config, subjects: Sequence[Subject]) -> None:
+        self.info = info
+        self.config = config
+        self.subjects = list(subjects)
+        resolved = resolve(config.model, config.params)
+        self.n_seq_max, self.n_batch = resolved.n_seq_max, resolved.n_batch
+        self.unified = resolved.kv_unified
+        self.n_pos = config.model.n_pos_per_embd
+        self.ops: list[Op] = []
+        self.states: dict[int, Op] = {}
+        self.next_token = 1
+        self.full = self.raised = self.parted = False
+        self._caches = attention_caches(config)
+        for subject in self.subjects:
+            self._guarded(subject, partial(subject.create, config))
+        self.picture = self._compare(None)
+
+    # -- what generators ask -------------------------------------------------------------------
+
+    def span(self, seq: int) -> tuple[int, int]:
+        lo, hi = self.picture["pos"].get(str(seq), (-1, -1))
+        return (lo, hi)
+
+    @property
+    def saved(self) -> Sequence[Op]:
+        return list(self.states.values())
+
+    def forget_state(self, slot: int) -> None:
+        """Do not restore this state any more."""
+        del self.states[slot]
+
+    # -- one operation -------------------------------------------------------------------------
+
+    def perform(self, op: Op) -> int | None:
+        """Let every subject perform ``op``; returns the leader's answer (None if it was refused).
+
+        Raises DifferenceError at the first subject that does not agree.
+        """
+        self.ops.append(op)
+        self.picture = self._compare(op)
+        answer = self.answer
+        self.raised = answer == ENDS
+        self.full = op.op == "decode" and answer == 1
+        if op.op == "decode":
+            self.next_token += len(op.args["seq"])
+        elif op.op in ("state_get", "state_seq_get") and not self.raised:
+            self.states[op.args["slot"]] = op
+        return answer if isinstance(answer, int) else None
+
+    def _compare(self, op: Op | None) -> Picture:
+        """Perform (None: nothing yet), look, compare; returns the leader's picture."""
+        leader, *others = self.subjects
+        wanted = self._outcome(leader, op)
+        self.answer = wanted.answer
+        self.parted = self.parted or hazardous(leader)
+        for subject in others:
+            exact = subject.observes is Observes.CELLS
+            if not exact and (self.parted or wanted.answer in (ENDS, BAD_BATCH)):
+                continue
+            found = self._outcome(subject, op)
+            same = _same_cells if exact else self._same_behaviour
+            what = same(op, wanted, found, len(self.ops))
+            if what:
+                raise DifferenceError(subject.name, "differs", what, self.ops, wanted, found)
+        return wanted.picture
+
+    def _outcome(self, subject: Subject, op: Op | None) -> Outcome:
+        def run() -> Outcome:
+            answer: int | str | None = None
+            if op is not None:
+                try:
+                    answer = subject.apply(op)
+                except CacheUsageError:
+                    answer = ENDS
+            return Outcome(answer, subject.snapshot())
+
+        return self._guarded(subject, run)
+
+    def _guarded(self, subject: Subject, run: Callable[[], T]) -> T:
+        try:
+            return run()
+        except CheckError as error:
+            raise DifferenceError(subject.name, "ledger", str(error), self.ops) from error
+        except SubjectError as error:
+            raise DifferenceError(subject.name, error.verdict, str(error), self.ops) from error
+        except Exception as error:  # whatever a faulty subject raises is a finding
+            what = f"{type(error).__name__}: {error}"
+            raise DifferenceError(subject.name, "raised", what, self.ops) from error
+
+    def _same_behaviour(self, op: Op | None, wanted: Outcome, found: Outcome, i: int) -> str:
+        try:
+            theirs = normal(found.picture)
+        except (KeyError, TypeError, AttributeError) as error:
+            return f"its snapshot is no account of what is read ({type(error).__name__}: {error})"
+        answers = [wanted.answer, found.answer]
+        if op is not None and op.op in STATES:
+            answers = [bool(answer) for answer in answers]  # how many bytes is nobody's business
+        if answers[0] != answers[1]:
+            return f"it answered {found.answer}, expected was {wanted.answer}"
+        ours = behaviour(wanted.picture, self._caches)
+        if ours == theirs:
+            return ""
+        return "; ".join(_reads_apart(ours["reads"], theirs["reads"]))
+
+    def close(self) -> None:
+        for subject in self.subjects:
+            subject.close()
+
+
+def hazardous(leader: Subject) -> bool:
+    """Whether the leader's last operation met a hazard after which sequences hold what no caller wants."""
+    return isinstance(leader, LedgerSubject) and any(
+        HAZARDS[event.detail["id"]].kind == CONTENT for event in leader.checked.events
+    )
+
+
+def attention_caches(config: Config) -> dict[str, CacheSpec]:
+    """The caches that attention reads, without indexers."""
+    spec = memory_spec(config.model, resolve(config.model, config.params))
+    assert spec is not None
+    return {name: cache for name, cache in spec.caches.items() if cache.has_mask}
+
+
+def _same_cells(op: Op | None, wanted: Outcome, found: Outcome, i: int) -> str:
+    """Empty if answers and pictures are equal, else what differs."""
+    if wanted.answer == found.answer and wanted.picture == found.picture:
+        return ""
+    name, args = (op.op, op.args) if op else ("init", {})
+    if wanted.answer == ENDS or found.answer == ENDS:
+        expected, got = (_in_words(outcome.answer) for outcome in (wanted, found))
+        return f"it answered {got}, expected was {expected}"
+    steps = [Step(i, name, args, o.answer, None, o.picture) for o in (wanted, found)]  # type: ignore[arg-type]
+    fields = [
+        f"{d.path} is {_short(d.computed)}, expected {_short(d.recorded)}" for d in compare_step(*steps)
+    ]
+    more = f"; and {len(fields) - SHOWN} more" if len(fields) > SHOWN else ""
+    return "; ".join(fields[:SHOWN]) + more
+
+
+def _in_words(answer: int | str | None) -> str:
+    return "a refusal, because llama.cpp would end" if answer == ENDS else str(answer)
+
+
+def _reads_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterable[str]:
+    for part in sorted({*ours, *theirs}):
+        a, b = ours.get(part, {}), theirs.get(part, {})
+        for seq in sorted({*a, *b}, key=int):
+            if a.get(seq) != b.get(seq):
+                yield (
+                    f"{part}: the next token of sequence {seq} attends to {_short(b.get(seq, []))}, expected "
+                    f"{_short(a.get(seq, []))} ([position, token])"
+                )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value) if isinstance(value, dict | list) else repr(value)
+    return text if len(text) <= 160 else f"{text[:157]}..."

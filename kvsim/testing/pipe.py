@@ -1,0 +1,218 @@
+"""Subjects in any language: a program that is told operations on stdin and answers on stdout, in JSON lines.
+
+The protocol is docs/protocol.md. A program is never trusted: it has so long to answer, may say so much, and
+whatever else it does (dying, hanging, talking nonsense, flooding) is a finding, not an end of the campaign.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import IO, Any
+
+from kvsim.errors import CacheUsageError
+from kvsim.models.context_params import resolve
+from kvsim.models.memory_spec import memory_spec
+from kvsim.ops import Op
+from kvsim.testing.cache_info import CACHES, Config
+from kvsim.testing.subject import OPERATIONS, Observes, Picture, Subject, SubjectError
+from kvsim.trace.describe import header_of
+
+VERSION = 1
+LIMIT = 1 << 22
+"""Most bytes of one answer."""
+
+STDERR_KEPT = 20
+"""Last lines of the program's stderr that a message shows."""
+
+
+class PipeSubject(Subject):
+    """The program ``command``. ``timeout``: seconds it has for an answer."""
+
+    def __init__(self, command: Sequence[str], timeout: float = 5.0) -> None:
+        self.command = list(command)
+        self.timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._picture: Picture = {}
+        self._greet()
+
+    # -- the protocol --------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        """Start the program and ask what it is."""
+        self._start()
+        answer = self._ask({"kvsim": VERSION, "op": "hello"})
+        if answer.get("kvsim") != VERSION:
+            raise SubjectError("garbage", f"it speaks version {answer.get('kvsim')!r}, not {VERSION}")
+        self.name = str(answer.get("name", self.command[0]))[:80]
+        try:
+            self.observes = Observes(answer.get("observes"))
+            self.memories = frozenset(answer.get("memories", CACHES)) & frozenset(CACHES)
+            self.operations = frozenset(answer.get("operations", OPERATIONS)) & OPERATIONS
+        except (ValueError, TypeError) as error:
+            raise SubjectError("garbage", f"its greeting {_short(answer)}: {error}") from error
+
+    def create(self, config: Config) -> None:
+        if self._process is None:
+            self._greet()
+        self._i = 0
+        self._take(self._ask({"i": 0, "op": "create", "args": setup(config)}))
+
+    def apply(self, op: Op) -> int | None:
+        self._i += 1
+        answer = self._ask({"i": self._i, **op.to_json()})
+        self._take(answer)
+        if "refused" in answer:
+            raise CacheUsageError(f"{self.name}: {answer['refused']}")
+        ret = answer.get("ret")
+        if ret is not None and type(ret) is not int:
+            raise SubjectError("garbage", f'its answer {_short(answer)} has a "ret" that is no integer')
+        return ret
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        after = answer.get("after")
+        if answer.get("i") != self._i or not isinstance(after, dict):
+            raise SubjectError("garbage", f'its answer {_short(answer)} lacks "i": {self._i} or "after"')
+        self._picture = after
+
+    def snapshot(self) -> Picture:
+        return self._picture
+
+    # -- the process ---------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._rest = b""
+        self._said: deque[str] = deque(maxlen=STDERR_KEPT)
+        try:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise SubjectError("died", f"{self.command[0]} cannot be started: {error.strerror}") from error
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        os.set_blocking(self._process.stdin.fileno(), False)
+        threading.Thread(target=_keep, args=(self._process.stderr, self._said), daemon=True).start()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One line there, one line back."""
+        deadline = time.monotonic() + self.timeout
+        try:
+            self._send(json.dumps(request, separators=(",", ":")).encode() + b"\n", deadline)
+            line = self._receive(deadline)
+        except SubjectError:
+            self.close()
+            raise
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            self.close()
+            raise SubjectError("garbage", f"its answer is no JSON object: {_short(line)}")
+        return answer
+
+    def _send(self, line: bytes, deadline: float) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        if self._rest:
+            raise SubjectError("garbage", f"it spoke without being asked: {_short(self._rest)}")
+        pipe = self._process.stdin.fileno()
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_WRITE)
+            while line:
+                if not selector.select(max(deadline - time.monotonic(), 0)):
+                    raise SubjectError("hung", f"it did not read for {self.timeout:g} s{self._last_words()}")
+                try:
+                    line = line[os.write(pipe, line) :]
+                except BrokenPipeError:
+                    raise self._died() from None
+
+    def _receive(self, deadline: float) -> bytes:
+        assert self._process is not None and self._process.stdout is not None
+        pipe, data = self._process.stdout.fileno(), bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while b"\n" not in data:
+                if len(data) > LIMIT:
+                    raise SubjectError("flooded", f"its answer is longer than {LIMIT} bytes: {_short(bytes(data))}")
+                if not selector.select(max(deadline - time.monotonic(), 0)):
+                    raise SubjectError(
+                        "hung", f"it did not answer within {self.timeout:g} s{self._last_words()}"
+                    )
+                chunk = os.read(pipe, 1 << 16)
+                if not chunk:
+                    raise self._died()
+                data += chunk
+        line, _, self._rest = bytes(data).partition(b"\n")
+        return line
+
+    def _died(self) -> SubjectError:
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return SubjectError("died", f"it closed its output{self._last_words()}")
+        if code < 0:
+            return SubjectError("died", f"it was ended by {signal.Signals(-code).name}{self._last_words()}")
+        return SubjectError("died", f"it exited with status {code}{self._last_words()}")
+
+    def _last_words(self) -> str:
+        return f"; on stderr: {' | '.join(self._said)}" if self._said else ""
+
+    def close(self) -> None:
+        """End the program and whatever it has started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def setup(config: Config) -> dict[str, Any]:
+    """What ``create`` tells: the sizes in a few words, and the header that a trace of it would have."""
+    resolved = resolve(config.model, config.params)
+    spec = memory_spec(config.model, resolved)
+    assert spec is not None
+    caches = [
+        {
+            "name": name,
+            "n_stream": cache.n_stream,
+            "size": config.sizes.get(name, cache.size),
+            "n_swa": cache.n_swa,
+            "swa_type": int(cache.swa_type),
+        }
+        for name, cache in spec.caches.items()
+    ]
+    return {
+        "memory": spec.kind,
+        "n_seq_max": resolved.n_seq_max,
+        "n_batch": resolved.n_batch,
+        "n_ubatch": resolved.n_ubatch,
+        "n_rs_seq": resolved.n_rs_seq,
+        "n_pos_per_embd": config.model.n_pos_per_embd,
+        "caches": caches,
+        "header": header_of(config.model, config.params, sizes=config.sizes, name=config.name).to_json(),
+    }
+
+
+def _keep(pipe: IO[bytes], said: deque[str]) -> None:
+    """Read stderr to its end, so that the program never waits for it; keep the last lines."""
+    with pipe:
+        for line in iter(lambda: pipe.readline(1000), b""):
+            said.append(line.decode(errors="replace").rstrip()[:200])
+
+
+def _short(value: object) -> str:
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else json.dumps(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

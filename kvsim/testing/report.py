@@ -1,0 +1,123 @@
+"""What a campaign did, as numbers that can be saved, merged and read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import KvsimError
+from kvsim.testing.coverage import RULES, StateSketch, unreached
+
+VERSION = 1
+
+
+@dataclass
+class Report:
+    """Sums over sessions. ``plan`` says which campaign it was: reports merge, and a run resumes, only if theirs
+    are equal. ``shards`` has per shard (``3/16``) how many sessions of it are done, in order."""
+
+    plan: dict[str, Any]
+    shards: dict[str, int] = field(default_factory=dict)
+    ops: int = 0
+    seconds: float = 0.0
+    by_config: Counter[str] = field(default_factory=Counter)
+    facts: Counter[str] = field(default_factory=Counter)
+    states: StateSketch = field(default_factory=StateSketch)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, other: Report) -> None:
+        """Add the numbers of another report of the same campaign. Raises KvsimError if it is of another one, or if
+        both have run the same shard."""
+        if other.plan != self.plan:
+            apart = [k for k in {**self.plan, **other.plan} if self.plan.get(k) != other.plan.get(k)]
+            raise KvsimError(f"reports of different campaigns cannot be merged: {', '.join(apart)} differ")
+        twice = self.shards.keys() & other.shards.keys()
+        if twice:
+            raise KvsimError(f"shard {', '.join(sorted(twice))} is in both reports: it would be counted twice")
+        self.shards |= other.shards
+        self.count(other)
+
+    def count(self, part: Report) -> None:
+        """Add the numbers of a part of this campaign."""
+        self.ops += part.ops
+        self.seconds += part.seconds
+        self.by_config += part.by_config
+        self.facts += part.facts
+        self.states.merge(part.states)
+        self.failures += part.failures
+
+    @property
+    def rate(self) -> float:
+        """Operations per second of one process."""
+        return self.ops / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kvsim_difftest": VERSION,
+            "plan": self.plan,
+            "shards": self.shards,
+            "ops": self.ops,
+            "seconds": round(self.seconds, 3),
+            "by_config": dict(sorted(self.by_config.items())),
+            "facts": dict(sorted(self.facts.items())),
+            "states": self.states.smallest,
+            "n_states": self.states.n_states,
+            "rules_unreached": unreached(self.facts),
+            "failures": self.failures,
+        }
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write it, so that a killed process leaves the old file or the new one."""
+        target = Path(path)
+        beside = target.with_name(f"{target.name}.part")
+        beside.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        beside.replace(target)
+
+    def lines(self) -> Iterable[str]:
+        """The report as text: the same numbers always give the same lines."""
+        yield f"{self.ops:,} operations in {sum(self.shards.values()):,} sessions, {self.states.n_states:,} states"
+        for name, n in sorted(self.by_config.items()):
+            yield f"  {name}: {n:,}"
+        missed = unreached(self.facts)
+        yield f"rules of the specification covered: {len(RULES) - len(missed)} of {len(RULES)}"
+        if missed:
+            yield f"  never reached: {', '.join(missed)}"
+        hazards = {fact[7:]: n for fact, n in self.facts.items() if fact.startswith("hazard:")}
+        yield f"hazards met: {', '.join(f'{name} {n}' for name, n in sorted(hazards.items())) or 'none'}"
+        codes = {fact: n for fact, n in self.facts.items() if fact.startswith("decode")}
+        yield f"decodes: {', '.join(f'{code} {n}' for code, n in sorted(codes.items())) or 'none'}"
+
+
+def read_report(path: str | os.PathLike[str]) -> Report:
+    """Read a report. Raises KvsimError if it is none."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        if data["kvsim_difftest"] != VERSION:
+            raise KvsimError(f"{path}: a report of version {data['kvsim_difftest']}, this reads {VERSION}")
+        return Report(
+            data["plan"], data["shards"], data["ops"], data["seconds"], Counter(data["by_config"]),
+            Counter(data["facts"]), StateSketch(data["states"]), data["failures"],
+        )  # fmt: skip
+    except OSError as error:
+        raise KvsimError(f"{path}: {error.strerror}") from error
+    except (ValueError, TypeError, LookupError) as error:
+        raise KvsimError(f"{path}: not a report of kvsim difftest ({error})") from error
+
+
+def merged(paths: Iterable[str | os.PathLike[str]]) -> Report:
+    """The reports of several shards as one. Raises KvsimError if they are not of one campaign."""
+    total: Report | None = None
+    for path in paths:
+        report = read_report(path)
+        if total is None:
+            total = report
+        else:
+            total.add(report)
+    if total is None:
+        raise KvsimError("no reports to merge")
+    return total

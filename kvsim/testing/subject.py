@@ -1,0 +1,163 @@
+"""What can be tested: anything that performs the operations of the trace format and shows what it holds.
+
+A subject is adapted by three methods (docs/adapt_your_cache.md)::
+
+    class Mine(Subject):
+        def create(self, config): self.cache = ...        a fresh cache
+        def apply(self, op): ...                          perform one operation, return its answer
+        def snapshot(self): ...                           what the cache holds now
+
+What :meth:`Subject.snapshot` must show depends on :attr:`Subject.observes`. ``CELLS``: the picture of the
+trace format, which cell holds what; two such subjects must agree to the last cell. ``BEHAVIOUR``: what
+the next token of each sequence would attend to; two allocators may both be right.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from kvsim.caches.factory import LeafFactory
+from kvsim.context import Context
+from kvsim.errors import KvsimError
+from kvsim.models.context_params import resolve
+from kvsim.models.memory_spec import memory_spec
+from kvsim.ops import STATES, Op
+from kvsim.replay import Replayer
+from kvsim.testing.cache_info import CACHES, Config
+from kvsim.testing.checked import Checked
+
+Picture = dict[str, Any]
+
+OPERATIONS = frozenset({"decode", "seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div", "clear"} | STATES)
+"""What a campaign performs."""
+
+
+class Observes(Enum):
+    """How much of a subject is compared."""
+
+    CELLS = "cells"
+    BEHAVIOUR = "behaviour"
+
+
+class SubjectError(KvsimError):
+    """A subject did not answer as it must: it died, hung, talked nonsense or raised what it may not.
+
+    ``verdict`` is one word for the kind of failure.
+    """
+
+    def __init__(self, verdict: str, message: str) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+
+class Subject(ABC):
+    """An implementation under test. ``name`` is what reports call it."""
+
+    name: str = "subject"
+    observes: Observes = Observes.CELLS
+    memories: frozenset[str] = frozenset(CACHES)
+    """The members of the family that it implements."""
+    operations: frozenset[str] = OPERATIONS
+    """The operations that it is asked to perform."""
+
+    @abstractmethod
+    def create(self, config: Config) -> None:
+        """Begin anew: a cache for this model with these parameters, holding nothing.
+
+        ``config.sizes`` says how many cells per stream it has.
+        """
+
+    @abstractmethod
+    def apply(self, op: Op) -> int | None:
+        """Perform one operation; return what a trace has under ``ret`` (None where it has null).
+
+        Raises CacheUsageError where llama.cpp would end the process, before anything has changed.
+        """
+
+    @abstractmethod
+    def snapshot(self) -> Picture:
+        """What is held now: ``after`` of the trace format, or for BEHAVIOUR ``{"reads": {part: {sequence:
+        [[position, token], ...]}}}`` (:mod:`kvsim.testing.behaviour`)."""
+
+    def close(self) -> None:
+        """Let go of what :meth:`create` took."""
+
+
+class ContextSubject(Subject):
+    """kvsim's own composites and decode loop over any leaves: the reference's by default, or the engine's."""
+
+    def __init__(
+        self,
+        name: str = "reference",
+        leaves: Callable[[Config], LeafFactory] = lambda config: LeafFactory(sizes=config.sizes),
+    ) -> None:
+        self.name = name
+        self._leaves = leaves
+
+    def create(self, config: Config) -> None:
+        self.context: Context = config.context(self._leaves(config))
+        self._replayer = Replayer(self.context)
+
+    def apply(self, op: Op) -> int | None:
+        return self._replayer.apply(op.op, op.args)
+
+    def snapshot(self) -> Picture:
+        return self.context.memory.snapshot().to_json()
+
+
+class LedgerSubject(Subject):
+    """The reference held to the ledger while it runs (:class:`~kvsim.testing.checked.Checked`): it raises
+    CheckError at the first difference that no hazard explains."""
+
+    name = "reference and ledger"
+
+    def create(self, config: Config) -> None:
+        spec = memory_spec(config.model, resolve(config.model, config.params))
+        assert spec is not None
+        self.checked = Checked(CACHES[spec.kind], config)
+
+    def apply(self, op: Op) -> int | None:
+        ret = self.checked.perform(op)
+        if self.checked.refusal is not None:
+            raise self.checked.refusal
+        return ret
+
+    def snapshot(self) -> Picture:
+        return self.checked.picture.to_json()
+
+    def violated(self) -> str | None:
+        """The rule that the last batch was refused for."""
+        failure = self.checked.context.last_failure
+        return failure.batch.rule if failure is not None and failure.batch is not None else None
+
+
+def engine_subject(device: str = "cpu") -> Subject:
+    """The torch engine's leaves in kvsim's composites. Raises KvsimError without torch."""
+    try:
+        from engine import EngineFactory  # type: ignore[import-not-found,unused-ignore]
+    except ModuleNotFoundError as error:
+        raise KvsimError(f"the engine needs {error.name}: pip install 'kvsim[engine]'") from error
+    return ContextSubject("engine", lambda config: EngineFactory(sizes=config.sizes, device=device))
+
+
+def subject_named(name: str) -> Subject:
+    """``reference`` (held to the ledger), ``engine``, or ``module:Class``. Raises KvsimError if there is no
+    such subject."""
+    if name == "reference":
+        return LedgerSubject()
+    if name == "engine":
+        return engine_subject()
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise KvsimError(f"unknown subject {name!r}: give reference, engine, or module:Class")
+    try:
+        made = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise KvsimError(f"the subject {name} cannot be made: {error}") from error
+    if not isinstance(made, Subject):
+        raise KvsimError(f"{name} is no Subject: derive it from kvsim.testing.Subject")
+    return made
