@@ -24,8 +24,7 @@ from kvsim.lanes.library import LaneError, find_library
 from kvsim.lanes.llamacpp import LlamaCpp
 from kvsim.models.cache_types import cache_type
 from kvsim.models.context_params import ContextParams
-from kvsim.models.params import LayerParams, ModelParams
-from kvsim.models.tiny import HEAD, N_HEAD, write_tiny
+from kvsim.models.tiny import tiny_model, write_tiny
 from kvsim.ops import Op
 from kvsim.replay import Replayer
 from kvsim.testing import campaign
@@ -39,10 +38,7 @@ LEFT_FREE = 64
 
 MASK_TOKENS = 512
 CAMPAIGN_OPS = 2000
-TINY_NAME = "llama-1"
-
-BLOCK = LayerParams(n_head_kv=N_HEAD, n_embd_head_k=HEAD, n_embd_head_v=HEAD, n_rot=HEAD)
-MODEL = ModelParams("llama", (BLOCK,), n_embd=N_HEAD * HEAD)
+MODEL = "llama-1"
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ def params_for(n_cells: int) -> ContextParams:
 
 def filled(params: ContextParams, n: int, seqs: Sequence[int] = (0,)) -> Context:
     """A context of which ``n`` cells hold tokens, dealt out to ``seqs`` in turn."""
-    context = Context(MODEL, params)
+    context = Context(tiny_model(MODEL).params(), params)
     step = context.resolved.n_batch
     for at in range(0, n, step):
         rows = np.arange(at, min(at + step, n))
@@ -116,7 +112,7 @@ def library(folder: Path, params: ContextParams, context: Context, lib: Path | N
             raise
         return None
     path = folder / "model.gguf"
-    write_tiny(TINY_NAME, path)
+    write_tiny(MODEL, path)
     live = LlamaCpp(path, params, lib, debug=False, faults=False)
     if not live.restore(context.state_get()):
         live.close()

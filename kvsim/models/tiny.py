@@ -20,16 +20,38 @@ import numpy as np
 from kvsim.errors import ModelError
 from kvsim.models.gguf_header import model_from_metadata
 from kvsim.models.params import ModelParams
-
-N_VOCAB = 128
-EMBD, HEAD, N_HEAD, FF, N_EXPERT = 128, 64, 2, 96, 2
-Q_RANK, LATENT, ROPE_PART, V_HEAD = 32, 64, 32, 32
-INDEX_HEADS, INDEX_SIZE = 4, 64
-INNER, D_STATE, D_CONV, DT_RANK = 256, 16, 4, 2
-HYPER = 4
-WINDOW = 32
-
-Shapes = dict[str, tuple[int, ...]]
+from kvsim.models.tiny_parts import (
+    BASICS,
+    D_CONV,
+    EMBD,
+    EXPERTS,
+    HEAD,
+    HYPER,
+    HYPER_CONNECTIONS,
+    INDEX_HEADS,
+    INDEX_SIZE,
+    INDEXER,
+    LATENT,
+    MAMBA,
+    MLA,
+    N_HEAD,
+    N_VOCAB,
+    Q_RANK,
+    ROPE_PART,
+    V_HEAD,
+    WINDOWED,
+    Shapes,
+    attention,
+    delta_attention,
+    experts,
+    feed_forward,
+    hyper_connections,
+    indexer,
+    latent_attention,
+    mamba,
+    outside,
+    short_convolution,
+)
 
 
 @dataclass(frozen=True)
@@ -54,198 +76,18 @@ class TinyModel:
         return model_from_metadata({"general.architecture": self.arch, **values})
 
 
-# -- parts of a block ------------------------------------------------------------------------------
-
-
-def _attention(qk_norm: bool = False, bias: bool = False) -> Shapes:
-    width = N_HEAD * HEAD
-    parts: Shapes = {f"attn_{name}.weight": (width, EMBD) for name in "qkv"}
-    parts |= {"attn_norm.weight": (EMBD,), "attn_output.weight": (EMBD, width)}
-    parts |= {f"attn_{name}_norm.weight": (HEAD,) for name in "qk" if qk_norm}
-    return parts | {f"attn_{name}.bias": (width,) for name in "qkv" if bias}
-
-
-def _feed_forward() -> Shapes:
-    return {
-        "ffn_norm.weight": (EMBD,),
-        "ffn_gate.weight": (FF, EMBD),
-        "ffn_up.weight": (FF, EMBD),
-        "ffn_down.weight": (EMBD, FF),
-    }
-
-
-def _experts(embd: int = EMBD, ff: int = FF) -> Shapes:
-    return {
-        "ffn_norm.weight": (embd,),
-        "ffn_gate_inp.weight": (N_EXPERT, embd),
-        "ffn_gate_exps.weight": (N_EXPERT, ff, embd),
-        "ffn_up_exps.weight": (N_EXPERT, ff, embd),
-        "ffn_down_exps.weight": (N_EXPERT, embd, ff),
-        "ffn_gate_shexp.weight": (ff, embd),
-        "ffn_up_shexp.weight": (ff, embd),
-        "ffn_down_shexp.weight": (embd, ff),
-        "exp_probs_b.bias": (N_EXPERT,),
-    }
-
-
-def _latent_attention(rope_part: int = ROPE_PART) -> Shapes:
-    """Keys and values from one latent vector (MLA), one head."""
-    key = HEAD - rope_part
-    return {
-        "attn_norm.weight": (EMBD,),
-        "attn_q_a_norm.weight": (Q_RANK,),
-        "attn_kv_a_norm.weight": (LATENT,),
-        "attn_q_a.weight": (Q_RANK, EMBD),
-        "attn_q_b.weight": (HEAD, Q_RANK),
-        "attn_kv_a_mqa.weight": (LATENT + rope_part, EMBD),
-        "attn_k_b.weight": (LATENT, key),
-        "attn_v_b.weight": (V_HEAD, LATENT),
-        "attn_output.weight": (EMBD, V_HEAD),
-    }
-
-
-def _indexer() -> Shapes:
-    return {
-        "indexer.k_norm.weight": (INDEX_SIZE,),
-        "indexer.k_norm.bias": (INDEX_SIZE,),
-        "indexer.proj.weight": (INDEX_HEADS, EMBD),
-        "indexer.attn_k.weight": (INDEX_SIZE, EMBD),
-        "indexer.attn_q_b.weight": (INDEX_HEADS * INDEX_SIZE, Q_RANK),
-    }
-
-
-def _mamba(norms: bool = False) -> Shapes:
-    parts: Shapes = {
-        "attn_norm.weight": (EMBD,),
-        "ssm_in.weight": (2 * INNER, EMBD),
-        "ssm_conv1d.weight": (INNER, D_CONV),
-        "ssm_conv1d.bias": (INNER,),
-        "ssm_x.weight": (DT_RANK + 2 * D_STATE, INNER),
-        "ssm_dt.weight": (INNER, DT_RANK),
-        "ssm_dt.bias": (INNER,),
-        "ssm_a": (INNER, D_STATE),
-        "ssm_d": (INNER,),
-        "ssm_out.weight": (EMBD, INNER),
-    }
-    sizes = {
-        "ssm_dt_norm.weight": (DT_RANK,),
-        "ssm_b_norm.weight": (D_STATE,),
-        "ssm_c_norm.weight": (D_STATE,),
-    }
-    return parts | sizes if norms else parts
-
-
-def _short_convolution() -> Shapes:
-    return {
-        "attn_norm.weight": (EMBD,),
-        "shortconv.in_proj.weight": (3 * EMBD, EMBD),
-        "shortconv.conv.weight": (EMBD, 3),
-        "shortconv.out_proj.weight": (EMBD, EMBD),
-    }
-
-
-def _delta_attention() -> Shapes:
-    """Kimi's linear attention, one head of 32."""
-    size = 32
-    parts: Shapes = {f"attn_{name}.weight": (size, EMBD) for name in "qkv"}
-    parts |= {f"attn_{name}.bias": (size,) for name in "qkv"}
-    parts |= {f"ssm_conv1d_{name}.weight": (size, 1, D_CONV) for name in "qkv"}
-    parts |= {f"ssm_{name}_a.weight": (size, EMBD) for name in "fg"}
-    parts |= {f"ssm_{name}_b.weight": (size, size) for name in "fg"}
-    return parts | {
-        "attn_norm.weight": (EMBD,),
-        "attn_output.weight": (EMBD, size),
-        "ssm_a": (1,),
-        "ssm_dt.bias": (size,),
-        "ssm_beta.weight": (EMBD,),
-        "ssm_norm.weight": (size,),
-    }
-
-
-def _hyper_connections(embd: int) -> Shapes:
-    mixes = HYPER * (HYPER + 2)
-    parts: Shapes = {}
-    for where in ("attn", "ffn"):
-        parts[f"hc_{where}_fn.weight"] = (mixes, HYPER * embd)
-        parts[f"hc_{where}_base.weight"] = (mixes,)
-        parts[f"hc_{where}_scale.weight"] = (3,)
-    return parts
-
-
-def _outside(embd: int = EMBD, norm: str = "output_norm.weight", output: bool = True) -> Shapes:
-    parts: Shapes = {"token_embd.weight": (N_VOCAB, embd), norm: (embd,)}
-    return parts | {"output.weight": (N_VOCAB, embd)} if output else parts
-
-
-# -- metadata --------------------------------------------------------------------------------------
-
-BASICS: dict[str, Any] = {
-    "context_length": 4096,
-    "embedding_length": EMBD,
-    "feed_forward_length": FF,
-    "attention.head_count": N_HEAD,
-    "attention.head_count_kv": N_HEAD,
-    "attention.key_length": HEAD,
-    "attention.value_length": HEAD,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-    "attention.layer_norm_epsilon": 1e-6,
-    "rope.dimension_count": HEAD,
-}
-WINDOWED = {"attention.sliding_window": WINDOW}
-MAMBA = {
-    "ssm.conv_kernel": D_CONV,
-    "ssm.inner_size": INNER,
-    "ssm.state_size": D_STATE,
-    "ssm.time_step_rank": DT_RANK,
-}
-EXPERTS = {
-    "expert_count": N_EXPERT,
-    "expert_used_count": N_EXPERT,
-    "expert_shared_count": 1,
-    "expert_feed_forward_length": FF,
-    "expert_gating_func": 2,
-    "expert_weights_scale": 1.0,
-    "expert_weights_norm": False,
-    "leading_dense_block_count": 1,
-}
-MLA = {
-    "attention.head_count": 1,
-    "attention.head_count_kv": 1,
-    "attention.q_lora_rank": Q_RANK,
-    "attention.kv_lora_rank": LATENT,
-    "attention.key_length": LATENT + ROPE_PART,
-    "attention.value_length": LATENT,
-    "attention.key_length_mla": HEAD,
-    "attention.value_length_mla": V_HEAD,
-    "rope.dimension_count": ROPE_PART,
-}
-INDEXER = {
-    "attention.indexer.head_count": INDEX_HEADS,
-    "attention.indexer.key_length": INDEX_SIZE,
-    "attention.indexer.top_k": 8,
-}
-HYPER_CONNECTIONS = {
-    "hyper_connection.count": HYPER,
-    "hyper_connection.sinkhorn_iterations": 2,
-    "hyper_connection.epsilon": 1e-6,
-}
-
-
-def _model(arch: str, values: Mapping[str, Any], *blocks: Shapes, outside: Shapes | None = None) -> TinyModel:
-    return TinyModel(arch, {**BASICS, "block_count": len(blocks), **values}, outside or _outside(), blocks)
+def _model(arch: str, values: Mapping[str, Any], *blocks: Shapes, tensors: Shapes | None = None) -> TinyModel:
+    return TinyModel(arch, {**BASICS, "block_count": len(blocks), **values}, tensors or outside(), blocks)
 
 
 def _lfm2(windowed: bool) -> TinyModel:
-    attention, convolution = (
-        _attention(qk_norm=True) | _feed_forward(),
-        _short_convolution() | _feed_forward(),
-    )
-    blocks = [attention, convolution, attention] if windowed else [attention, convolution]
-    heads = [N_HEAD if block is attention else 0 for block in blocks]
+    attends, convolves = attention(qk_norm=True) | feed_forward(), short_convolution() | feed_forward()
+    blocks = [attends, convolves, attends] if windowed else [attends, convolves]
+    heads = [N_HEAD if block is attends else 0 for block in blocks]
     values = {"attention.head_count": heads, "attention.head_count_kv": heads, "shortconv.l_cache": 3}
     if windowed:
         values |= WINDOWED | {"attention.sliding_window_pattern": [True, False, False]}
-    return _model("lfm2", values, *blocks, outside=_outside(norm="token_embd_norm.weight"))
+    return _model("lfm2", values, *blocks, tensors=outside(norm="token_embd_norm.weight"))
 
 
 def _deepseek4() -> TinyModel:
@@ -261,8 +103,8 @@ def _deepseek4() -> TinyModel:
         "attn_sinks.weight": (n_head,),
         "attn_output_a.weight": (groups, rank, n_head * head // groups),
         "attn_output_b.weight": (embd, groups * rank),
-        **_experts(embd, ff),
-        **_hyper_connections(embd),
+        **experts(embd, ff),
+        **hyper_connections(embd),
     }
 
     def compressor(of: str, width: int, overlap: int, ratio: int) -> Shapes:
@@ -309,7 +151,7 @@ def _deepseek4() -> TinyModel:
         **INDEXER,
         **HYPER_CONNECTIONS,
     }
-    return _model("deepseek4", values, common, common, by_4, by_128, outside=_outside(embd) | hyper)
+    return _model("deepseek4", values, common, common, by_4, by_128, tensors=outside(embd) | hyper)
 
 
 def _glm5_next() -> TinyModel:
@@ -318,7 +160,7 @@ def _glm5_next() -> TinyModel:
         "indexer_compressor_gate.weight": (INDEX_SIZE, EMBD),
         "indexer_compressor_ape.weight": (4, INDEX_SIZE),
     }
-    hyper = _hyper_connections(EMBD)
+    hyper = hyper_connections(EMBD)
     values = {
         **(MLA | {"attention.key_length": LATENT, "rope.dimension_count": 0}),
         "attention.head_count_kv": [1, 0],
@@ -331,12 +173,12 @@ def _glm5_next() -> TinyModel:
         **INDEXER,
         **HYPER_CONNECTIONS,
     }
-    attention = _latent_attention(rope_part=0) | _indexer() | pooled | hyper | _feed_forward()
-    return _model("glm5-next", values, attention, _delta_attention() | hyper | _experts())
+    latent = latent_attention(rope_part=0) | indexer() | pooled | hyper | feed_forward()
+    return _model("glm5-next", values, latent, delta_attention() | hyper | experts())
 
 
 def _minimax_m3() -> TinyModel:
-    attention = _attention(qk_norm=True)
+    keys_normed = attention(qk_norm=True)
     index: Shapes = {
         "indexer.q_proj.weight": (N_HEAD * INDEX_SIZE, EMBD),
         "indexer.k_proj.weight": (INDEX_SIZE, EMBD),
@@ -352,7 +194,7 @@ def _minimax_m3() -> TinyModel:
             "attention.indexer.local_blocks": 0,
         }
     )
-    return _model("minimax-m3", values, attention | _feed_forward(), attention | index | _experts())
+    return _model("minimax-m3", values, keys_normed | feed_forward(), keys_normed | index | experts())
 
 
 def _dots3note() -> TinyModel:
@@ -369,14 +211,14 @@ def _dots3note() -> TinyModel:
         "rope.freq_base_swa": 10000.0,
     }
     values = MLA | INDEXER | EXPERTS | WINDOWED | windowed
-    latent = _latent_attention() | gated
-    return _model("dots3note", values, latent | _indexer() | _feed_forward(), latent | _experts())
+    latent = latent_attention() | gated
+    return _model("dots3note", values, latent | indexer() | feed_forward(), latent | experts())
 
 
 def _gemma(arch: str, qk_norm: bool, **values: Any) -> TinyModel:
     after: Shapes = {"post_attention_norm.weight": (EMBD,), "post_ffw_norm.weight": (EMBD,)}
-    block = _attention(qk_norm) | after | _feed_forward()
-    return _model(arch, {**WINDOWED, **values}, block, block, outside=_outside(output=False))
+    block = attention(qk_norm) | after | feed_forward()
+    return _model(arch, {**WINDOWED, **values}, block, block, tensors=outside(output=False))
 
 
 def tiny_model(name: str) -> TinyModel:
@@ -387,27 +229,27 @@ def tiny_model(name: str) -> TinyModel:
 
 
 TINY: dict[str, TinyModel] = {
-    "llama": _model("llama", {}, _attention() | _feed_forward(), _attention() | _feed_forward()),
-    "llama-1": _model("llama", {"context_length": 1 << 17}, _attention() | _feed_forward()),
+    "llama": _model("llama", {}, attention() | feed_forward(), attention() | feed_forward()),
+    "llama-1": _model("llama", {"context_length": 1 << 17}, attention() | feed_forward()),
     "qwen2vl": _model(
-        "qwen2vl", {"rope.dimension_sections": [16, 16, 0, 0]}, _attention(bias=True) | _feed_forward()
+        "qwen2vl", {"rope.dimension_sections": [16, 16, 0, 0]}, attention(bias=True) | feed_forward()
     ),
     "gemma2": _gemma("gemma2", False),
     "gemma3": _gemma("gemma3", True, **{"attention.sliding_window_pattern": [True, False]}),
-    "mamba": _model("mamba", MAMBA, _mamba(), _mamba()),
+    "mamba": _model("mamba", MAMBA, mamba(), mamba()),
     "jamba": _model(
         "jamba",
         MAMBA | {"attention.head_count_kv": [N_HEAD, 0]},
-        _attention() | _feed_forward(),
-        _mamba(norms=True) | _feed_forward(),
+        attention() | feed_forward(),
+        mamba(norms=True) | feed_forward(),
     ),
     "lfm2": _lfm2(windowed=False),
     "lfm2-windowed": _lfm2(windowed=True),
     "deepseek32": _model(
         "deepseek32",
         MLA | INDEXER | EXPERTS,
-        _latent_attention() | _indexer() | _feed_forward(),
-        _latent_attention() | _indexer() | _experts(),
+        latent_attention() | indexer() | feed_forward(),
+        latent_attention() | indexer() | experts(),
     ),
     "dots3note": _dots3note(),
     "minimax-m3": _minimax_m3(),

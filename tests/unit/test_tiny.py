@@ -12,7 +12,8 @@ from kvsim.models.context_params import ContextParams
 from kvsim.models.gguf_file import open_gguf
 from kvsim.models.gguf_header import read_model
 from kvsim.models.network import MODELS, load_network
-from kvsim.models.tiny import N_VOCAB, TINY, tiny_model, write_tiny
+from kvsim.models.tiny import TINY, tiny_model, write_tiny
+from kvsim.models.tiny_parts import N_VOCAB
 
 MEMORY = {
     "llama": "kv", "llama-1": "kv", "qwen2vl": "kv", "gemma2": "iswa", "gemma3": "iswa", "mamba": "recurrent",

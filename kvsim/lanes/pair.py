@@ -1,0 +1,254 @@
+"""The library and kvsim side by side: one operation on both, everything that can be seen compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvsim.caches.factory import LeafFactory
+from kvsim.context import Context
+from kvsim.errors import CacheUsageError, KvsimError
+from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
+from kvsim.lanes.changes import explained
+from kvsim.lanes.llamacpp import EndedError, LlamaCpp, searching_caches
+from kvsim.lanes.session import Answer
+from kvsim.memory import Snapshot
+from kvsim.models.context_params import ContextParams
+from kvsim.models.network import MODELS, load_network
+from kvsim.ops import Op
+from kvsim.replay import Replayer
+from kvsim.state_format import KVSection, RecurrentSection, parse_state
+from kvsim.testing.cache_info import CacheInfo
+
+ENDS_TRIED = 10
+"""Of the operations that we refuse because they end llama.cpp, every so many is tried there: a new process is
+slow."""
+
+LOGITS_TOLERANCE = 1e-4
+"""Largest difference of a logit, relative to the largest of its token, with f32 rows."""
+
+UNSEEN = -1
+"""A cell at this position passes for empty in all that llama.cpp shows."""
+
+
+@dataclass
+class Report:
+    """What a campaign has done: operations, seconds, answers of decodes, operations by kind, and how many
+    tokens' logits were compared, with the largest difference."""
+
+    ops: int = 0
+    seconds: float = 0.0
+    codes: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    logits: int = 0
+    worst_logit: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.ops / self.seconds if self.seconds else 0.0
+
+
+class DifferenceError(KvsimError):
+    """The two sides differ: ``ops`` up to there, and what differs."""
+
+    def __init__(self, what: str, ops: Sequence[Op]) -> None:
+        self.what, self.ops = what, list(ops)
+        super().__init__(f"operation {len(self.ops)}, {self.ops[-1] if ops else 'none'}: {what}")
+
+
+class Pair:
+    """The library and kvsim with the same model and parameters; what :mod:`kvsim.testing.generate` asks of a
+    world."""
+
+    def __init__(self, model: Path, params: ContextParams, lib: Path | None = None) -> None:
+        self.model_path, self.params, self.lib = model, params, lib
+        self.report = Report()
+        self.refused = False  # whether the last operation would have ended llama.cpp
+        self.ops: list[Op] = []
+        self.start()
+
+    def start(self) -> None:
+        """Both sides anew."""
+        self.live = LlamaCpp(self.model_path, self.params, self.lib)
+        arch = self.live.model.arch
+        network = None
+        if arch in MODELS and self.params.type_k == "f32":
+            _, network = load_network(self.model_path, self.live.resolved.flash_attn)
+        self.ours = Context(
+            self.live.model,
+            self.params,
+            self.live.n_vocab,
+            network=network,
+            leaves=LeafFactory(data=network is not None),
+        )
+        self.replayer = Replayer(self.ours)
+        self.n_seq_max, self.n_pos = self.live.n_seq_max, self.live.model.n_pos_per_embd
+        self.n_batch, self.unified = self.ours.resolved.n_batch, self.ours.resolved.kv_unified
+        self.info = CacheInfo(self.ours.memory.kind, (), partial=True)
+        self.states: dict[int, Op] = {}
+        self.before = self.ours.memory.snapshot()
+        self.ops = []
+
+    def close(self) -> None:
+        self.live.close()
+
+    # -- what generators ask -------------------------------------------------------------------
+
+    def span(self, seq: int) -> tuple[int, int]:
+        lo, hi = self.before.pos.get(str(seq), (-1, -1))
+        return lo, hi
+
+    @property
+    def next_token(self) -> int:
+        return self.report.ops
+
+    @property
+    def saved(self) -> Sequence[Op]:
+        return list(self.states.values())
+
+    # -- one operation -------------------------------------------------------------------------
+
+    def perform(self, op: Op, look: bool = False) -> int | None:
+        """Perform ``op`` on both sides and compare. Raises DifferenceError."""
+        self.ops.append(op)
+        self.report.ops += 1
+        self.report.kinds[op.op] += 1
+        self.refused = False
+        try:
+            ret = self.replayer.apply(op.op, op.args)
+        except CacheUsageError as error:
+            self._must_end(op, error)
+            return None
+        try:
+            answer = self.live.apply(op, logits=self.ours.network is not None)
+        except EndedError as error:
+            if not explained(self.live.version, self.info.kind, op.op, op.args):
+                raise self.difference(f"{error}; kvsim answered {ret!r}") from error
+            self._restart("a change since b11434")
+            return ret
+        if op.op == "decode":
+            self.report.codes[str(answer.ret)] += 1
+        if answer.ret != ret:
+            why = f" ({self.ours.last_failure})" if self.ours.last_failure else ""
+            raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim {ret!r}{why}")
+        if op.op == "decode":
+            self._compare_searches(answer)
+            self._compare_logits(answer)
+        elif op.op in ("state_get", "state_seq_get"):
+            self.states[op.args["slot"]] = op
+        after = self.ours.memory.snapshot()
+        for seq, span in enumerate(answer.pos):
+            if list(span) != after.pos[str(seq)]:
+                raise self.difference(f"sequence {seq} spans {list(span)}, in kvsim {after.pos[str(seq)]}")
+        self.before = after
+        if look:
+            self.look()
+        return ret
+
+    def difference(self, what: str) -> DifferenceError:
+        return DifferenceError(what, self.ops)
+
+    def _must_end(self, op: Op, error: CacheUsageError) -> None:
+        self.refused = True
+        self.report.codes["ends"] += 1
+        self.ops.pop()
+        if self.report.codes["ends"] % ENDS_TRIED:
+            return
+        try:
+            answer = self.live.apply(op)
+        except EndedError as ended:
+            self._restart(ended.how)
+        else:
+            self.ops.append(op)
+            raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim refuses: {error}")
+
+    def _restart(self, why: str) -> None:
+        self.report.kinds[f"ended ({why})"] += 1
+        self.live.close()
+        self.start()
+
+    # -- comparing -----------------------------------------------------------------------------
+
+    def _compare_searches(self, answer: Answer) -> None:
+        """The first print of each cache that can be told from those before it is of the time before."""
+        caches = self.live.spec.caches
+        names: dict[tuple[int, int], str] = {}
+        for name in searching_caches(self.live.spec):
+            names.setdefault((caches[name].size, caches[name].n_swa), name)
+        seen = set()
+        for log in read_cell_log(answer.log):
+            name = names.get((log.size, log.n_swa), "")
+            if (name, log.stream) in seen or not name:
+                continue
+            seen.add((name, log.stream))
+            self._compare_stream(name, log, self.before)
+
+    def _compare_stream(self, name: str, log: StreamLog, picture: Snapshot) -> None:
+        ours = picture.caches[name][log.stream]
+        cells = log.cells() or {}
+        wanted = {
+            i: (pos, owners[0] if len(owners) == 1 else SEVERAL)
+            for i, pos, owners, *_ in ours["cells"]
+            if pos != UNSEEN
+        }
+        where = f"{name!r} stream {log.stream}"
+        if cells != wanted:
+            both = sorted(set(cells.items()) ^ set(wanted.items()))
+            raise self.difference(f"{where}: cells differ, first at {both[0]}: {cells} and in kvsim {wanted}")
+        if (log.head, log.used) != (ours["head"], ours["used"]):
+            raise self.difference(
+                f"{where}: head and used {(log.head, log.used)}, in kvsim {(ours['head'], ours['used'])}"
+            )
+
+    def _compare_logits(self, answer: Answer) -> None:
+        for i, row in answer.logits.items():
+            self.report.logits += 1
+            error = float(np.abs(row - self.ours.logits_of(i)).max() / np.abs(row).max())
+            self.report.worst_logit = max(self.report.worst_logit, error)
+            if not error <= LOGITS_TOLERANCE:
+                raise self.difference(
+                    f"logits of batch entry {i} differ by {error:.3g}, allowed {LOGITS_TOLERANCE}"
+                )
+
+    def look(self) -> None:
+        """Every cell that can be seen, and the whole saved state without its rows."""
+        self.report.kinds["looks"] += 1
+        try:
+            ours = _records(self.ours.state_get(), self.live)
+        except CacheUsageError:
+            return  # such a state cannot be saved; that it ends llama.cpp is tried elsewhere
+        theirs = _records(self.live.state_bytes(), self.live)
+        if ours != theirs:
+            name = next(n for n in theirs if ours[n] != theirs[n])
+            raise self.difference(f"saved {name!r}: {theirs[name]} and in kvsim {ours[name]}")
+        for name, streams in self.live.snapshot()["caches"].items():
+            for s, seen in enumerate(streams):
+                picture = self.before.caches[name][s]
+                wanted = self._visible(picture)
+                if seen is not None and seen != wanted:
+                    raise self.difference(f"{name!r} stream {s}: {seen} and in kvsim {wanted}")
+
+    def _visible(self, picture: dict[str, Any]) -> dict[str, Any]:
+        """Our picture of a stream, as far as llama.cpp shows it."""
+        cells = [
+            [i, pos, own if len(own) == 1 else [seq for seq in own if seq < self.n_seq_max]]
+            for i, pos, own, *_ in picture["cells"]
+            if pos != UNSEEN
+        ]
+        return {"head": picture["head"], "used": picture["used"], "cells": cells}
+
+
+def _records(data: bytes, live: LlamaCpp) -> dict[str, Any]:
+    """What a saved state says, without rows."""
+    found: dict[str, Any] = {"length": len(data)}
+    for name, section in parse_state(data, live.spec).sections.items():
+        if isinstance(section, KVSection):
+            found[name] = [stream.cells for stream in section.streams]
+        elif isinstance(section, RecurrentSection):
+            found[name] = section.cells
+    return found
