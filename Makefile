@@ -2,6 +2,7 @@
 # test   lint, then every test
 # lint   ruff and mypy
 # bench  the benchmarks of the reference
+# live   random operations on the real llama.cpp and on kvsim: 100,000 a memory, hours (LIVE=--ops 500: minutes)
 # clean  remove everything the other targets made
 
 PYTHON ?= python3
@@ -9,9 +10,10 @@ JOBS   ?= 2
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TESTS  ?= tests
+LIVE   ?= --ops 12500
 FIND_BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: app test lint bench browser clean
+.PHONY: app test lint bench live browser clean
 
 app: .venv/app.done
 	$(BIN)/kvsim app
@@ -29,6 +31,9 @@ lint: .venv/dev.done
 bench: .venv/dev.done
 	OMP_NUM_THREADS=1 $(BIN)/kvsim bench cells
 	OMP_NUM_THREADS=1 $(BIN)/kvsim bench tensors
+
+live: .venv/dev.done
+	OMP_NUM_THREADS=1 $(BIN)/python -m kvsim.lanes.campaign $(LIVE)
 
 browser:
 	@if { $(FIND_BROWSER); } >/dev/null; then :; \
