@@ -10,6 +10,7 @@ rows; where kvsim has the model's network: the logits. A call that ends llama.cp
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -18,11 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvsim.lanes.library import LaneError
-from kvsim.lanes.pair import DifferenceError, Pair, Report
+from kvsim.lanes.pair import Pair, Report
 from kvsim.models.context_params import ContextParams
 from kvsim.models.tiny import TINY, write_tiny
 from kvsim.ops import Op
 from kvsim.testing import generate
+from kvsim.testing.match import DifferenceError
+from kvsim.testing.shrink import shrink
 
 SESSION = 300
 """Operations before both sides are cleared."""
@@ -128,6 +131,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(different > 0)
 
 
+def differs(path: Path, params: ContextParams, lib: Path | None, ops: Sequence[Op]) -> bool:
+    """Whether these operations end in a difference, with a look after each of them."""
+    pair = Pair(path, params, lib)
+    try:
+        for op in ops:
+            if op.op in ("state_set", "state_seq_set") and op.args["slot"] not in pair.states:
+                return False
+            pair.perform(op, look=True)
+    except DifferenceError:
+        return True
+    finally:
+        pair.close()
+    return False
+
+
 def _run_one(title: str, path: Path, params: ContextParams, args: argparse.Namespace) -> int:
     try:
         pair = Pair(path, params, args.lib)
@@ -137,8 +155,9 @@ def _run_one(title: str, path: Path, params: ContextParams, args: argparse.Names
     try:
         report = run(pair, args.seed, args.ops)
     except DifferenceError as difference:
-        print(f"{title}: {difference}")
-        print(*(f"  {op}" for op in difference.ops), sep="\n", flush=True)
+        print(f"{title}: {difference}", flush=True)
+        ops = shrink(difference.ops, lambda ops: differs(path, params, args.lib, ops))
+        print("the shortest way there:", *(json.dumps(op.to_json()) for op in ops), sep="\n", flush=True)
         return 1
     finally:
         pair.close()

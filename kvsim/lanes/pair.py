@@ -12,7 +12,7 @@ import numpy as np
 
 from kvsim.caches.factory import LeafFactory
 from kvsim.context import Context
-from kvsim.errors import CacheUsageError, KvsimError
+from kvsim.errors import CacheUsageError
 from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
 from kvsim.lanes.changes import explained
 from kvsim.lanes.llamacpp import EndedError, LlamaCpp, searching_caches
@@ -24,6 +24,7 @@ from kvsim.ops import Op
 from kvsim.replay import Replayer
 from kvsim.state_format import KVSection, RecurrentSection, parse_state
 from kvsim.testing.cache_info import CacheInfo
+from kvsim.testing.match import DifferenceError
 
 ENDS_TRIED = 10
 """Of the operations that we refuse because they end llama.cpp, every so many is tried there: a new process is
@@ -51,14 +52,6 @@ class Report:
     @property
     def rate(self) -> float:
         return self.ops / self.seconds if self.seconds else 0.0
-
-
-class DifferenceError(KvsimError):
-    """The two sides differ: ``ops`` up to there, and what differs."""
-
-    def __init__(self, what: str, ops: Sequence[Op]) -> None:
-        self.what, self.ops = what, list(ops)
-        super().__init__(f"operation {len(self.ops)}, {self.ops[-1] if ops else 'none'}: {what}")
 
 
 class Pair:
@@ -151,7 +144,7 @@ class Pair:
         return ret
 
     def difference(self, what: str) -> DifferenceError:
-        return DifferenceError(what, self.ops)
+        return DifferenceError("llama.cpp", "differs", what, self.ops)
 
     def _must_end(self, op: Op, error: CacheUsageError) -> None:
         self.refused = True

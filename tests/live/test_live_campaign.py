@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from live_lane import model_file, needs_library
 
 from kvsim.caches.kv import KVCache
 from kvsim.lanes import campaign
-from kvsim.lanes.campaign import CONFIGURATIONS, DifferenceError, Pair, Report
+from kvsim.lanes.campaign import CONFIGURATIONS
 from kvsim.lanes.changes import explained
+from kvsim.lanes.pair import Pair, Report
 from kvsim.models.network import MODELS
 from kvsim.models.tiny import TINY
 from kvsim.ops import Op
+from kvsim.testing.match import DifferenceError
 
 pytestmark = needs_library
 
@@ -57,6 +61,19 @@ def test_keys_that_do_not_turn_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("kvsim.tensors.shift.KeyShift.apply", lambda self, rows, shift: None)
     with pytest.raises(DifferenceError, match="logits of batch entry"):
         short_run("llama", "unified", 300)
+
+
+def test_a_difference_shrinks_to_the_operations_that_matter(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A head that stays: a token, and an operation that frees its cell."""
+    monkeypatch.setattr(KVCache, "_lower_head", lambda self, stream, freed: None)
+    assert campaign.main(["--model", "llama", "--config", "unified", "--ops", "300", "--seed", "2"]) == 1
+    title, _, found = capsys.readouterr().out.partition("the shortest way there:\n")
+    assert title.startswith("llama/unified: llama.cpp differs at operation ")
+    ops = [Op.from_json(json.loads(line)) for line in found.splitlines()]
+    assert [op.op for op in ops] in (["decode", "seq_rm"], ["decode", "seq_keep"])
+    assert len(ops[0].args["tokens"]) == 1
 
 
 def test_a_change_since_b11434_is_explained() -> None:
