@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.trace import Header
+from kvsim.trace.reuse import common_ends
 
 Cells = NDArray[np.int32]
 
@@ -34,11 +35,14 @@ class OwnerTable:
 
     def id_of(self, seqs: Iterable[int]) -> int:
         """The number of this set, a new one if it was not seen before."""
-        key = tuple(sorted(seqs))
-        if key not in self._ids:
-            self._ids[key] = len(self.sets)
-            self.sets.append(key)
-        return self._ids[key]
+        given = tuple(seqs)
+        if given not in self._ids:
+            key = tuple(sorted(given))
+            if key not in self._ids:
+                self._ids[key] = len(self.sets)
+                self.sets.append(key)
+            self._ids[given] = self._ids[key]
+        return self._ids[given]
 
     def holding(self, seq: int) -> NDArray[np.bool_]:
         """For every number: does its set hold ``seq``?"""
@@ -123,7 +127,7 @@ class PictureReader:
         else:
             old, lane = last
             cells = lane.cells.copy()
-            start, stop = _common_ends(old, listed)
+            start, stop = common_ends(old, listed)
             for cell in old[start : len(old) - stop]:
                 cells[cell[0]] = EMPTY_CELL
             changed = listed[start : len(listed) - stop]
@@ -204,13 +208,3 @@ def largest_hole(free: NDArray[np.bool_]) -> tuple[int, int]:
     """Length and start of the longest run of True; (0, 0) if there is none."""
     best = max(runs(np.flatnonzero(free)), key=lambda run: (run[1] - run[0], -run[0]), default=None)
     return (0, 0) if best is None else (best[1] - best[0] + 1, best[0])
-
-
-def _common_ends(old: list[Any], new: list[Any]) -> tuple[int, int]:
-    """How many items the two lists have in common at the start, and after that at the end."""
-    n = min(len(old), len(new))
-    start = next((i for i in range(n) if old[i] != new[i]), n)
-    stop = 0
-    while stop < n - start and old[-1 - stop] == new[-1 - stop]:
-        stop += 1
-    return start, stop

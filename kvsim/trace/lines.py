@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from kvsim.errors import TraceError
+from kvsim.trace.reuse import LineParser
 
 MAX_LINE = 32 << 20
 """Longest line that is read, in bytes. A picture of 131,072 cells in five caches takes about half."""
@@ -28,6 +29,8 @@ def read_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
     if path.endswith(".gz") and not compressed:
         raise TraceError("not a gzip file, though its name says so", path, 0)
     stream: BinaryIO = gzip.GzipFile(fileobj=file) if compressed else file  # type: ignore[assignment]
+    header = LineParser(parse_constant=_refuse_constant, parse_float=_finite)
+    operations = LineParser(parse_constant=_refuse_constant, parse_float=_refuse_fraction)
     number = 0
     while True:
         number += 1
@@ -35,7 +38,7 @@ def read_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             line = stream.readline(MAX_LINE + 1)
             if not line:
                 return
-            yield number, parse_line(line, HEADER if number == 1 else OPERATION)
+            yield number, parse_line(line, header if number == 1 else operations)
         except EOFError:
             raise TraceError("the gzip stream ends early: the file is cut off", path, number) from None
         except (OSError, zlib.error) as error:
@@ -44,12 +47,12 @@ def read_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             raise TraceError(error.reason, path, number) from None
 
 
-def parse_line(line: bytes, decoder: json.JSONDecoder) -> Any:
+def parse_line(line: bytes, parser: LineParser) -> Any:
     """The value of one line. Raises TraceError, without a place."""
     if len(line) > MAX_LINE:
         raise TraceError(f"the line is longer than {MAX_LINE >> 20} MiB")
     try:
-        return decoder.decode(line.decode("utf-8"))
+        return parser.parse(line)
     except UnicodeDecodeError as error:
         raise TraceError(f"byte {error.start + 1} of the line is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -77,7 +80,3 @@ def _finite(text: str) -> float:
 
 def _refuse_fraction(text: str) -> float:
     raise TraceError(f"{text[:40]} is not a whole number; operations hold no others")
-
-
-HEADER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
-OPERATION = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_refuse_fraction)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Sequence
 from itertools import chain, pairwise
-from operator import eq, lt
+from operator import lt
 from typing import Any
 
 from kvsim.errors import TraceError
@@ -33,6 +33,7 @@ from kvsim.trace.kinds import (
     integers,
     or_null,
 )
+from kvsim.trace.reuse import common_ends
 
 _AFTER: Table = {"caches": RECORD, "recurrent": or_null(RECORD), "pos": RECORD}
 _AFTER_OPTIONAL: Table = {"pending_copies": RECORD, "rs_idx": INTS, "idx_stale": LIST}
@@ -99,15 +100,10 @@ def _check_streams(streams: Any, header: Header, name: str, before: list[dict[st
         check_keys(stream, _STREAM, where)
         for key in ("head", "used"):
             integer(0, size).check(stream[key], f"{where}.{key}")
-        same = _equal_start(stream["cells"], before[s]["cells"]) if before else 0
-        # the last equal one is looked at again: the next must come after it
-        check_cells(stream["cells"][max(same - 1, 0) :], size, n_seq, f"{where}.cells")
-
-
-def _equal_start(cells: list[Any], before: list[Any]) -> int:
-    """How many cells two lists have in common before they part."""
-    same = list(map(eq, cells, before))
-    return same.index(False) if False in same else len(same)
+        cells = stream["cells"]
+        start, stop = common_ends(before[s]["cells"], cells) if before else (0, 0)
+        # one known cell at each end is looked at again: the others must stand between them
+        check_cells(cells[max(start - 1, 0) : len(cells) - max(stop - 1, 0)], size, n_seq, f"{where}.cells")
 
 
 def check_cells(cells: list[Any], size: int, n_seq: int, where: str) -> None:
