@@ -136,7 +136,9 @@ class Cells:
                 ghost = ((self.minus_one.ghosts[word, stream] & bit) != 0).any()
                 low = torch.where(ghost, torch.clamp(low, max=-1), low)
                 high = torch.where(ghost, torch.clamp(high, min=-1), high)
-            lo_hi.append(torch.stack([torch.where(low == POS_INF, -1, low), torch.where(high == LOWEST, -1, high)]))
+            lo_hi.append(
+                torch.stack([torch.where(low == POS_INF, -1, low), torch.where(high == LOWEST, -1, high)])
+            )
         return torch.stack(lo_hi, 1)
 
     def only_owner(self, streams: Tensor | slice, hi: int) -> Tensor:

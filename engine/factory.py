@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.compressor import CompressorRing
 from engine.kv import KVCache
+from engine.recurrent import RecurrentMemory
+from engine.recurrent_store import RecurrentStore
 from kvsim.caches.factory import LeafFactory
-from kvsim.models.cache_spec import CacheSpec
+from kvsim.models.cache_spec import CacheSpec, CompressorSpec, RecurrentSpec
 from kvsim.models.context_params import ResolvedContext
 
 
@@ -21,3 +24,13 @@ class EngineFactory(LeafFactory):
     def kv(self, name: str, spec: CacheSpec, ctx: ResolvedContext) -> KVCache:
         spec = replace(spec, size=self.sizes.get(name, spec.size))
         return KVCache(spec, name, None, torch.device(self.device))
+
+    def ring(self, spec: CompressorSpec, kv_size: int) -> CompressorRing:
+        return CompressorRing(spec, kv_size, self.data, torch.device(self.device))
+
+    def recurrent(self, spec: RecurrentSpec) -> RecurrentMemory:
+        device = torch.device(self.device)
+        store = RecurrentStore(spec.size, spec.n_rs_seq, spec.layers, device) if self.data else None
+        return RecurrentMemory(
+            spec.size, spec.n_rs_seq, spec.layers, spec.n_seq_max, store=store, device=device
+        )

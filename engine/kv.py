@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from engine import kv_state
-from engine.cells import POS, SHIFT, Cells
+from engine.cells import POS, Cells
 from engine.kv_view import KVView
-from engine.pool_layout import PoolLayout
 from engine.picture import check_integrity, host_tables, owners_of
+from engine.pool_layout import PoolLayout
 from engine.prepare import SlotSearch, prepare_all
 from engine.rows import Rows
 from engine.sync import read_back, upload
@@ -94,7 +94,7 @@ class KVCache(AttentionLeaf):
         self.has_mask = True
         self.together: tuple[AttentionLeaf, ...] = (self,)
         self.history = 0
-        self._ranges: dict[int, tuple[int, int]] = {s: (-1, -1) for s in range(self.known_ids())}
+        self._ranges: dict[int, tuple[int, int]] = dict.fromkeys(range(self.known_ids()), (-1, -1))
         self.exact_top = [True] * spec.n_stream  # whether the table's bounds are exact
         self.high = 0  # no cell from here on was used since the last clear, and no head is beyond
         self.free = [spec.size] * spec.n_stream  # at least so many cells are empty
@@ -182,7 +182,9 @@ class KVCache(AttentionLeaf):
         self.know(ubatch)
         self.history = hash((self.history, ubatch.pos.tobytes(), ubatch.seq_ids, slot.strm))
         if isinstance(slot, DeviceSlot) and (slot.cache is self or slot.cache.history == self.history):
-            placed = slot if slot.rows.n_words == self.table.n_words else replace(slot, rows=self.rows_of(ubatch))
+            placed = (
+                slot if slot.rows.n_words == self.table.n_words else replace(slot, rows=self.rows_of(ubatch))
+            )
             self.place(placed, may_evict=self.windowed)
         else:  # cells that another cache found empty may be taken in this one
             placed = self.slot_on_device(slot, ubatch)
@@ -190,7 +192,13 @@ class KVCache(AttentionLeaf):
         return self.view(placed, ubatch)
 
     def view(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
-        return KVView(self, slot if isinstance(slot, DeviceSlot) else self.slot_on_device(slot, ubatch), ubatch)
+        return KVView(self, self.known_slot(slot, ubatch), ubatch)
+
+    def known_slot(self, slot: SlotInfo, ubatch: Ubatch) -> DeviceSlot:
+        """The slot of a ubatch that was placed here, be it found by another cache in step with this one."""
+        if isinstance(slot, DeviceSlot) and (slot.cache is self or slot.cache.history == self.history):
+            return slot
+        return self.slot_on_device(slot, ubatch)
 
     def place(self, slot: DeviceSlot, may_evict: bool) -> None:
         """Write positions, ext and owners; purge so that sequences stay gapless; move the heads."""
@@ -210,7 +218,13 @@ class KVCache(AttentionLeaf):
             self._extend_ranges(ubatch)
 
     def write_cells(
-        self, flat: Tensor, rows: Rows, strm: Sequence[int], may_evict: bool, ok: Tensor | None = None, hi: int = 0
+        self,
+        flat: Tensor,
+        rows: Rows,
+        strm: Sequence[int],
+        may_evict: bool,
+        ok: Tensor | None = None,
+        hi: int = 0,
     ) -> None:
         """What the device does to place tokens in cells before ``hi``. ``ok`` false: nothing is purged."""
         table = self.table
@@ -218,7 +232,9 @@ class KVCache(AttentionLeaf):
             ids = sorted({s for stream in strm for s in table.ids[stream]})
             lost = table.evict(flat, ids)
             reach = lost if ok is None else [torch.where(ok, top, -1) for top in lost]
-        table.place(flat, rows.cells_int32 if self.writes_ext(rows.ubatch) else rows.cells_int32[:1], rows.words)
+        table.place(
+            flat, rows.cells_int32 if self.writes_ext(rows.ubatch) else rows.cells_int32[:1], rows.words
+        )
         if may_evict:
             for stream in strm:
                 own = [i for i, s in enumerate(ids) if self.stream_of(s) == stream]
@@ -330,7 +346,7 @@ class KVCache(AttentionLeaf):
         self.table.heads.zero_()
         self.table.may_shift = False
         self._changed("clear")
-        self._ranges = {s: (-1, -1) for s in range(self.known_ids())}
+        self._ranges = dict.fromkeys(range(self.known_ids()), (-1, -1))
         self.exact_top = [True] * self.n_stream
         self.high, self.free = 0, [self.size] * self.n_stream
         if data and self.store is not None:
@@ -365,7 +381,7 @@ class KVCache(AttentionLeaf):
         """Refuse a sub-range between streams. Ends beyond the cache, and p1 = 0, count as the whole."""
         if self.stream_of(src) == self.stream_of(dst):
             return
-        if (0 < p0 and p0 + 1 < self.size) or (0 < p1 and p1 + 1 < self.size):
+        if (p0 > 0 and p0 + 1 < self.size) or (p1 > 0 and p1 + 1 < self.size):
             raise CacheUsageError(
                 f"seq_cp({src}, {dst}, {p0}, {p1}): a stream can only be copied as a whole; llama.cpp aborts. Copy "
                 f"with p0 = p1 = -1, then remove what is not wanted"
@@ -435,7 +451,7 @@ class KVCache(AttentionLeaf):
 
     def learn_ranges(self, ids: Sequence[int], ends: np.ndarray) -> None:
         """``ends int[2, n]`` are the first and last positions of ``ids``; other sequences have none."""
-        self._ranges = {s: (-1, -1) for s in range(self.known_ids())}
+        self._ranges = dict.fromkeys(range(self.known_ids()), (-1, -1))
         self._ranges.update(zip(ids, zip(*ends.tolist(), strict=True), strict=True))
 
     # -- saved states, pictures, proof ---------------------------------------------------------
@@ -488,7 +504,9 @@ class KVCache(AttentionLeaf):
         self, name: str, caches: dict[str, list[dict[str, Any]]], extra: dict[str, Any]
     ) -> dict[str, Any] | None:
         table = self.table
-        planes, seq, heads, has_shift = map(read_back, (table.planes, table.seq, table.heads, table.has_shift))
+        planes, seq, heads, has_shift = map(
+            read_back, (table.planes, table.seq, table.heads, table.has_shift)
+        )
         used = read_back(table.used(slice(None), self.size))
         caches[name] = []
         for stream in range(self.n_stream):

@@ -55,7 +55,11 @@ def _saved_cells(cache: KVCache, stream: int, seq: int) -> tuple[np.ndarray, ...
     kept = table.planes[POS, stream, :hi] != -1
     if seq != -1:
         kept = kept & table.has(stream, seq, hi) & ~_passed(cache, stream, seq, hi)
-    columns = [kept.to(torch.int64), *table.planes[:SHIFT, stream, :hi].to(torch.int64), *table.seq[:, stream, :hi]]
+    columns = [
+        kept.to(torch.int64),
+        *table.planes[:SHIFT, stream, :hi].to(torch.int64),
+        *table.seq[:, stream, :hi],
+    ]
     values = read_back(torch.stack(columns))
     at = np.flatnonzero(values[0])
     pos, tok, x, y = values[1:5, at]
@@ -132,7 +136,9 @@ def read(cache: KVCache, io: StateReader, seq: int, mirror: Mirror | None = None
     if seq != -1:
         cache.check_seq("state_read", seq)
     if mirror is not None and len(mirror) != cache.n_stream:
-        raise StateError(f"cache {cache.name!r} has {cache.n_stream} streams, the mirrored slots {len(mirror)}")
+        raise StateError(
+            f"cache {cache.name!r} has {cache.n_stream} streams, the mirrored slots {len(mirror)}"
+        )
     n_stream = io.u32("the number of streams")
     if n_stream != cache.n_stream:
         raise StateError(
@@ -156,7 +162,13 @@ def read(cache: KVCache, io: StateReader, seq: int, mirror: Mirror | None = None
 
 
 def _read_stream(
-    cache: KVCache, io: StateReader, stream: int, count: int, seq: int, mirrored: bool, wanted: SlotInfo | None
+    cache: KVCache,
+    io: StateReader,
+    stream: int,
+    count: int,
+    seq: int,
+    mirrored: bool,
+    wanted: SlotInfo | None,
 ) -> SlotInfo:
     slot: SlotInfo | None = None
     try:
@@ -196,7 +208,13 @@ def drop_sequence(cache: KVCache, seq: int) -> None:
 
 
 def _read_seq_cells(
-    cache: KVCache, io: StateReader, stream: int, count: int, seq: int, mirrored: bool, wanted: SlotInfo | None
+    cache: KVCache,
+    io: StateReader,
+    stream: int,
+    count: int,
+    seq: int,
+    mirrored: bool,
+    wanted: SlotInfo | None,
 ) -> SlotInfo:
     """Cells of one sequence: where a search finds room, or where another cache has put them."""
     cache.seq_rm(seq, -1, -1)
@@ -227,7 +245,9 @@ def _read_seq_cells(
     return slot
 
 
-def _mirrored_slot(cache: KVCache, stream: int, wanted: SlotInfo | None, count: int, ubatch: Ubatch) -> DeviceSlot:
+def _mirrored_slot(
+    cache: KVCache, stream: int, wanted: SlotInfo | None, count: int, ubatch: Ubatch
+) -> DeviceSlot:
     placed = 0 if wanted is None else wanted.n_cells
     if wanted is None or placed != count:
         raise _Misfit(f"the state has {count} cells, the mirrored cache has restored {placed}")

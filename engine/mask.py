@@ -33,7 +33,9 @@ def attention_mask(
     if owners_only:
         return owned
     p = rows.part(0)
-    lo, hi = _interval(p, rows, spec, causal or (spec.non_causal is NonCausal.SWA_ONLY and spec.swa_type is SwaType.NONE))
+    lo, hi = _interval(
+        p, rows, spec, causal or (spec.non_causal is NonCausal.SWA_ONLY and spec.swa_type is SwaType.NONE)
+    )
     seen = owned & (pos >= lo) if hi is None else owned & (pos >= lo) & (pos <= hi)
     if causal and xy is not None:
         (x, y), row_x, row_y = xy, rows.part(2), rows.part(3)

@@ -59,9 +59,13 @@ def check_integrity(cache: KVCache) -> None:
         if not 0 <= int(heads[stream]) <= cache.size:
             raise IntegrityError(f"{where}: head {int(heads[stream])} is outside")
         if last > table.top[stream]:
-            raise IntegrityError(f"{where}: cell {last - 1} is used, the host believes none from {table.top[stream]} on is")
+            raise IntegrityError(
+                f"{where}: cell {last - 1} is used, the host believes none from {table.top[stream]} on is"
+            )
         if cache.exact_top[stream] and table.minus_one is None and last != table.top[stream]:
-            raise IntegrityError(f"{where}: the last used cell is {last - 1}, the host believes {table.top[stream] - 1}")
+            raise IntegrityError(
+                f"{where}: the last used cell is {last - 1}, the host believes {table.top[stream] - 1}"
+            )
         if table.minus_one is not None:
             continue
         if planes[SHIFT, stream][~live].any():
@@ -78,4 +82,6 @@ def check_integrity(cache: KVCache) -> None:
                 continue
             held = [p for p, ids in zip(pos[live].tolist(), owners, strict=True) if s in ids]
             if ends != ((min(held), max(held)) if held else (-1, -1)):
-                raise IntegrityError(f"{where}: sequence {s} is believed to be at {ends}, its cells say otherwise")
+                raise IntegrityError(
+                    f"{where}: sequence {s} is believed to be at {ends}, its cells say otherwise"
+                )

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from engine.cells import POS
-from engine.rows import Rows
 from engine.sync import read_back
 from kvsim.batch import Ubatch
 from kvsim.memory import Leaf, PrepareFailure
@@ -56,7 +55,10 @@ class SlotSearch:
         for ubatch in ubatches:
             cache.know(ubatch)
         self.rows = [cache.rows_of(ubatch) for ubatch in ubatches]
-        self.strm = [tuple(map(cache.stream_of, ub.seq_id_unq[: row.n_parts])) for ub, row in zip(ubatches, self.rows, strict=True)]
+        self.strm = [
+            tuple(map(cache.stream_of, ub.seq_id_unq[: row.n_parts]))
+            for ub, row in zip(ubatches, self.rows, strict=True)
+        ]
         # alone and into empty cells, a ubatch changes nothing that a trial would have to undo
         self.trial = place and (cache.windowed or len(ubatches) > 1 or self.table.minus_one is not None)
         self.ok = torch.ones((), dtype=torch.bool, device=cache.device) if ok is None else ok
@@ -198,9 +200,13 @@ class SlotSearch:
 
         slots: list[DeviceSlot] = []
         at = 0
-        for i, (row, strm, flat, asked) in enumerate(zip(self.rows, self.strm, self.flat, self._asked, strict=True)):
+        for i, (row, strm, flat, asked) in enumerate(
+            zip(self.rows, self.strm, self.flat, self._asked, strict=True)
+        ):
             sizes = [len(part) for part in asked]
-            found, cells, used, *stats, used_max = np.split(values[at : at + sum(sizes)], np.cumsum(sizes)[:-1])
+            found, cells, used, *stats, used_max = np.split(
+                values[at : at + sum(sizes)], np.cumsum(sizes)[:-1]
+            )
             at += sum(sizes)
             n = row.ubatch.n_tokens // len(strm)
             short = np.flatnonzero(found < n)
@@ -208,7 +214,15 @@ class SlotSearch:
                 part = int(short[0])
                 usable, free, hole = (int(s[part]) for s in stats)
                 self.cache.last_failure = PrepareFailure(
-                    self.cache.name, strm[part], i, n, free, usable - free, hole, int(found[part]), len(self.rows)
+                    self.cache.name,
+                    strm[part],
+                    i,
+                    n,
+                    free,
+                    usable - free,
+                    hole,
+                    int(found[part]),
+                    len(self.rows),
                 )
                 return None
             exact = not self.trial and all(self.cache.exact_top[s] for s in strm)

@@ -17,15 +17,20 @@ from torch import Tensor
 
 
 class ReadBacks:
-    """How many times the host waited for the device, since the start."""
+    """How many times the host waited for the device, since the start, and whether it does so now."""
 
     n = 0
+    inside = False
 
 
 def read_back(values: Tensor) -> NDArray[Any]:
     """Wait for the device and return its values."""
     ReadBacks.n += 1
-    return values.detach().cpu().numpy()
+    ReadBacks.inside = True
+    try:
+        return values.detach().cpu().numpy()
+    finally:
+        ReadBacks.inside = False
 
 
 def upload(values: ArrayLike, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -49,13 +49,13 @@ class WindowPair(CompositeMemory):
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         super().seq_add(seq, p0, p1, delta)
-        if delta and not self.can_shift:
+        if self.observer is not None and delta and not self.can_shift and self.full.seq_pos_max(seq) >= 0:
             self.hazard("shift-although-cannot", seq=seq)
         self._warn_if_window_lost(seq)
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         super().seq_div(seq, p0, p1, d)
-        if d != 1 and not self.can_shift:
+        if self.observer is not None and d != 1 and not self.can_shift and self.full.seq_pos_max(seq) >= 0:
             self.hazard("shift-although-cannot", seq=seq)
         self._warn_if_window_lost(seq)
 

@@ -1,0 +1,53 @@
+"""A block in which the host may not wait for the device but through the engine's one door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine import sync
+
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+"""Operators whose result has a shape or a value that the host must know."""
+
+
+class _NoWaiting(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.split(".")[0]
+        assert name not in WAITING, f"{name} waits for the device"
+        if name in ("index", "index_put", "index_put_"):
+            masks = [x for x in args[1] if x is not None and x.dtype == torch.bool]
+            assert not masks, f"{name} with a mask waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def at_most_read_backs(allowed: int, device: str) -> Iterator[None]:
+    """Fail if the block reads back more often, or past :func:`engine.sync.read_back`."""
+    real = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__")}
+
+    def guarded(name: str) -> Any:
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            assert sync.ReadBacks.inside, f"Tensor.{name} looks at values past engine.sync.read_back"
+            return real[name](self, *args, **kwargs)
+
+        return method
+
+    if device == "cuda" and not allowed:
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+    for name in real:
+        setattr(torch.Tensor, name, guarded(name))
+    try:
+        with sync.counting() as counted, _NoWaiting():
+            yield
+    finally:
+        for name, method in real.items():
+            setattr(torch.Tensor, name, method)
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    assert counted[0] <= allowed, f"{counted[0]} read-backs, {allowed} allowed"
