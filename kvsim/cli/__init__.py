@@ -10,6 +10,7 @@ import typer
 from kvsim.cli.app import app_command
 from kvsim.cli.bench import bench_command
 from kvsim.cli.memory import memory_command
+from kvsim.cli.render import render_command
 from kvsim.cli.replay import replay_command
 from kvsim.cli.show import show_command
 from kvsim.cli.verify import verify_command
@@ -26,5 +27,6 @@ app.command("replay")(replay_command)
 app.command("show")(show_command)
 app.command("verify")(verify_command)
 app.command("memory")(memory_command)
+app.command("render")(render_command)
 app.command("app")(app_command)
 app.command("bench")(bench_command)
