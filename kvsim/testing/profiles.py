@@ -15,8 +15,12 @@ from kvsim.context import FAULTS, Fault
 from kvsim.errors import KvsimError
 from kvsim.models.params import SwaType
 from kvsim.ops import Op, fault_args
+from kvsim.replay import N_VOCAB
 from kvsim.testing import generate
 from kvsim.testing.cache_info import CacheInfo, Config
+
+SPOILED = 3
+"""Of so many per cent of the batches something is wrong."""
 
 KEPT_STATES = 4
 """Saved states that can be restored at a time."""
@@ -24,6 +28,7 @@ KEPT_STATES = 4
 WEIGHTS = {
     "decode": 55,
     "context_shift": 3,
+    "speculate": 3,
     "save": 4,
     "restore": 5,
     **{name: weight for name, (_, weight) in generate.EDITS.items()},
@@ -31,6 +36,7 @@ WEIGHTS = {
 
 NEEDS = {
     "context_shift": ("seq_rm", "seq_add"),
+    "speculate": ("decode", "seq_rm"),
     "save": ("state_seq_get", "state_get"),
     "restore": ("state_seq_set", "state_set"),
 }
@@ -101,7 +107,11 @@ def operations(arena: Arena, pick: generate.Picker, profile: Profile) -> Iterato
         name = pick.choice(names)
         if name == "decode":
             op = generate.decode(pick, arena)
+            if pick.chance(SPOILED):
+                op = spoiled(op, pick, arena.n_seq_max)
             yield _with_fault(op, Fault(*next(kinds))) if pick.chance(profile.faults) else op
+        elif name == "speculate":
+            yield from speculation(pick, arena)
         elif name == "context_shift":
             yield from generate.context_shift(pick, arena)
         elif name == "save":
@@ -118,6 +128,33 @@ def operations(arena: Arena, pick: generate.Picker, profile: Profile) -> Iterato
             yield Op.seq_rm(pick.integer(0, arena.n_seq_max - 1), pick.choice([-1, -1, 1, 3]), -1)
         if arena.raised and pick.chance(30):
             yield Op.clear(True)  # a pending shift that cannot run would make every decode fail
+
+
+def speculation(pick: generate.Picker, arena: Arena) -> Iterator[Op]:
+    """What a server with a draft model does: decode a few tokens of one or two sequences, then take back some
+    of the last ones."""
+    seqs = sorted({pick.integer(0, arena.n_seq_max - 1) for _ in range(2)})
+    n, start = pick.integer(2, 3), arena.next_token
+    entries = [(s, arena.span(s)[1] + 1 + i) for s in seqs for i in range(n)]
+    tokens = [(start + i) % N_VOCAB for i in range(len(entries))]
+    yield Op.decode(tokens, [pos for _, pos in entries], [[s] for s, _ in entries])
+    for s in seqs:
+        yield Op.seq_rm(s, arena.span(s)[1] + 1 - pick.integer(1, n - 1), -1)
+
+
+def spoiled(op: Op, pick: generate.Picker, n_seq_max: int) -> Op:
+    """The batch with something wrong in it: positions that fall, a sequence or a token that cannot be."""
+    args, at = op.args, pick.integer(0, len(op.args["seq"]) - 1)
+    kind = pick.integer(0, 2)
+    if kind == 0:
+        return replace(op, args={**args, "pos": args["pos"][::-1]})
+    if kind == 1 or args["tokens"] is None:
+        return replace(op, args={**args, "seq": _with(args["seq"], at, [n_seq_max])})
+    return replace(op, args={**args, "tokens": _with(args["tokens"], at, -1)})
+
+
+def _with(values: list[Any], at: int, value: Any) -> list[Any]:
+    return [*values[:at], value, *values[at + 1 :]]
 
 
 def _with_fault(op: Op, fault: Fault) -> Op:
