@@ -28,18 +28,26 @@ def player(
     key: str,
     at: int = 0,
     notes: dict[int, dict[str, Any]] | None = None,
-    height: str = "calc(100vh - 88px)",
-) -> None:
+    *,
+    start: int | None = None,
+    preview: list[tuple[int, list[int]]] | None = None,
+    **options: Any,
+) -> Any:
     """Show ``payload`` (JSON text of :mod:`kvsim.player.payload`), opened at step ``at``.
 
-    ``key`` names the recording: the player starts anew when it changes. ``notes`` may come later: per step,
-    what a replay has to say (:func:`kvsim.player.notes.note_of`).
+    ``key`` names the recording: the player starts anew when it changes, and then plays from step ``start``
+    if that is given. ``notes`` may come later: per step, what a replay has to say
+    (:func:`kvsim.player.notes.note_of`). ``preview`` outlines cells by lane. ``options`` are those of the
+    player's ``mount``; with ``picks``, how many cells may be picked, the result has them as ``picked``.
     """
     told = {str(i): note for i, note in (notes or {}).items()}
-    data = {"payload": payload, "key": key, "at": at, "notes": told, "height": height}
-    _component()(data=data, key="player", height="content")
+    options = {"height": "calc(100vh - 88px)", **options}
+    data = {"payload": payload, "key": key, "at": at, "from": start, "notes": told, "preview": preview,
+            "options": options}  # fmt: skip
+    picked = {"on_picked_change": lambda: None} if options.get("picks") else {}
+    return _component()(data=data, key="player", height="content", **picked)
 
 
-def link() -> None:
-    """A button that copies the page's address, step included."""
-    _link_component()(data={"label": "Link"}, key="link", width="content")
+def link(long: bool = False) -> None:
+    """A button that copies the page's address, step included; ``long``: it would not hold all there is."""
+    _link_component()(data={"label": "Link", "long": long}, key="link", width="content")

@@ -137,6 +137,12 @@ class Packer:
             packed["seqs"] = sorted({s for row in step.args.get("seq") or [] for s in row})
         elif "seq" in step.args:
             packed["seqs"] = [step.args["seq"]]
+        if step.extra.get("moves"):
+            packed["moves"] = [
+                [self._lane_index[name, stream], src, dst, n]
+                for name, moves in step.extra["moves"].items()
+                for stream, src, dst, n in moves
+            ]
         if step.op in ("state_seq_set", "state_set") and not words.failed:
             packed["written"] = self._restored(step, before, after)
         return packed

@@ -3,7 +3,7 @@
 import { box, drawCell, gapOf } from "./cells.js";
 import { clamp, inOut, number } from "./format.js";
 
-const FLY = 260, BETWEEN = 12, MOST_A_UBATCH = 700;
+const FLY = 260, BETWEEN = 12, MOST_A_UBATCH = 700, MOVE = 420;
 
 export class Flights {
   constructor(motion) {
@@ -55,6 +55,40 @@ export class Flights {
       this.motion.add(turn, FLY / 2, { draw: (p) => fly(1 - p) });
     }
     return turn + FLY / 2;
+  }
+
+  // Defragmentation: one block copy after the other flies as one formation, on a low arc; the next sets off
+  // when nine tenths are done. Sources turn to ghosts at once, targets are outlined.
+  moves(moves, frame) {
+    let start = 0, end = 0;
+    for (const [k, src, dst, n] of moves) {
+      const lane = this.motion.player.lanes[k];
+      if (lane.root.hidden) continue;
+      const cells = Array.from({ length: n }, (_, j) => j).filter((j) => Math.max(src, dst) + j < lane.rows * lane.cols);
+      const held = new Map(frame.lanes[k].changes.map((c) => [c.cell, c]));
+      end = this.motion.add(start, MOVE, {
+        enter: () => { lane.release(cells.map((j) => src + j), { ghost: true }); lane.drawMarks(); },
+        draw: (p) => cells.forEach((j) => this._moved(k, src + j, dst + j, held.get(src + j), p)),
+        leave: () => { lane.release(cells.map((j) => dst + j), { ring: true }); lane.drawMarks(); },
+      });
+      start = end - MOVE * 0.1;
+    }
+    return end;
+  }
+
+  _moved(k, from, to, was, p) {
+    if (!was) return;
+    const { player, ctx } = this.motion, { theme, model } = player;
+    const a = this.motion.at(k, from), b = this.motion.at(k, to), e = inOut(p), gap = gapOf(a.p), s = a.p - gap;
+    const lift = Math.sin(Math.PI * e) * Math.min(40, 10 + Math.abs(b.x - a.x) * 0.06);
+    target(ctx, theme, b.x + gap / 2, b.y + gap / 2, s);
+    ctx.save();
+    ctx.shadowColor = "rgba(10,14,20,0.35)";
+    ctx.shadowBlur = 6;
+    ctx.shadowOffsetY = 2;
+    drawCell(ctx, theme, a.x + (b.x - a.x) * e + gap / 2, a.y + (b.y - a.y) * e - lift + gap / 2, s, a.p,
+      { ...was, owner: model.owners[was.owner] }, a.p >= 18 ? number(was.pos) : "");
+    ctx.restore();
   }
 
   // A token on its way from the rail to its cell.

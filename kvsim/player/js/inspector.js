@@ -5,6 +5,7 @@ import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN } from "./model.js";
 import { legend } from "./legend.js";
 import { dial } from "./lens.js";
 import { MANY } from "./layout.js";
+import { hazardNote } from "./hazards.js";
 
 export class Inspector {
   constructor(player) {
@@ -83,6 +84,7 @@ export class Inspector {
     if (wrote || (restored && run)) return `${restored ? "restored" : "written"}: seq ${owners.join(", ")}, position ${number(pos)}`;
     if (!owners.length) return step.kind === "decode" ? "purged: the window had passed" : `freed by ${step.short}`;
     if (step.mark === "share") return `shared with seq ${step.call.match(/→ (\d+)/)?.[1] ?? ""}, now seq ${owners.join(", ")}`;
+    if (step.mark === "defragment") return `moved here: seq ${owners.join(", ")}, position ${number(pos)}`;
     if (step.mark === "shift" || step.mark === "divide") return `position becomes ${number(pos)}`;
     if (step.kind === "decode") return `key turned to position ${number(pos)}`;
     return `now held by seq ${owners.join(", ")}, position ${number(pos)}`;
@@ -249,11 +251,6 @@ function cellsOf(cells) {
   if (cells.length === 1) return `cell ${number(cells[0])}`;
   const n = count(cells.length, "cell");
   return runs.length > 4 ? `${n} between ${number(cells[0])} and ${number(cells[cells.length - 1])}` : `${n}: ${ranges(cells)}`;
-}
-
-function hazardNote(hazard) {
-  return el("section", "kv-hazard", [el("h3", "", `▲ Hazard: ${hazard.title}`), el("p", "", hazard.text),
-    hazard.consistent ? el("p", "kv-quiet", `consistent would be: ${hazard.consistent}`) : null]);
 }
 
 // At most `most` entries, those around the present step.

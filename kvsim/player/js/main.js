@@ -1,7 +1,9 @@
 // The player: mount(parent, payload, options) builds it into any element or shadow root.
 //
 // options: at (first step), theme ("light" | "dark" | "auto"), onAt(step) called when the step changes,
-// height (CSS length). Returns {player, update(payload, options), destroy()}.
+// height (CSS length). board {left, top, right}: room in pixels that the page around leaves for things of its
+// own beside and above the stage. plain: neither dock nor inspector. onPick(cells): a click picks a cell instead
+// of selecting it, as [lane, cell] in order. Returns {player, update(payload, options), destroy()}.
 
 import { Model } from "./model.js";
 import { Theme } from "./theme.js";
@@ -13,6 +15,7 @@ import { OpList } from "./oplist.js";
 import { Motion } from "./motion.js";
 import { askStep, helpTable, onKey } from "./keyboard.js";
 import { MANY } from "./layout.js";
+import { Picks } from "./picks.js";
 import { el } from "./format.js";
 
 const LABELS = ["position", "sequence", "token", "shift"];
@@ -25,6 +28,10 @@ export class Player {
     this.quiet = window.matchMedia("(prefers-reduced-motion: reduce)");
     this.root = el("div", { class: "kv", tabindex: "0", role: "application", "aria-label": "player of a recording" });
     if (options.height) this.root.style.setProperty("--kv-height", options.height);
+    this.root.classList.toggle("kv-board", !!options.board);
+    this.root.classList.toggle("kv-plain", !!options.plain);
+    for (const [side, room] of Object.entries(options.board ?? {})) this.root.style.setProperty(`--kv-${side}`, `${room}px`);
+    this.picks = new Picks(this);
     parent.append(this.root);
     this._build(payload);
     this.root.addEventListener("keydown", (event) => onKey(this, event));
@@ -68,6 +75,7 @@ export class Player {
 
   // Another recording, or the same one: keeps speed and labels.
   update(payload, options = {}) {
+    this.picks.clear();
     if (payload && payload !== this.model.payload) {
       this.pause();
       this.selected = this.hovered = this.cursor = this.focus = this.pitch = null;
@@ -85,6 +93,7 @@ export class Player {
     this.noted = notes;
     for (const [i, note] of entries) if (this.model.steps[i]) Object.assign(this.model.steps[i], note);
     this.dock.place(this.dock.root.clientWidth - 40);
+    if (this.frame) this.stage.hazards.draw(this.frame.step);
     this.draw();
   }
 
@@ -107,16 +116,17 @@ export class Player {
   // -- size and place ------------------------------------------------------------------------
 
   layOut() {
-    const width = this.root.clientWidth;
-    if (!width || this._laying) return;
+    const { board, plain } = this.options;
+    const width = this.root.clientWidth - (board ? board.left + board.right : 0);
+    if (this.root.clientWidth <= 0 || this._laying) return;
     this._laying = true;
     this.dpr = window.devicePixelRatio || 1;
     if (!this.root.dataset.theme) this.setTheme(this.options.theme ?? "auto");
     this.theme = new Theme(this.root, this.dpr);
-    this.root.classList.toggle("kv-wide", width >= 1500);
+    const wide = width >= 1500 && !board && !plain;
+    this.root.classList.toggle("kv-wide", wide);
     this.root.classList.toggle("kv-narrow", width < 1100);
     this.root.classList.toggle("kv-many", this.model.total >= MANY);
-    const wide = width >= 1500;
     if (wide && this.ops.root.parentElement !== this.main) { this.main.prepend(this.ops.root); this._tab(0); }
     if (!wide && this.ops.root.parentElement === this.main) this.side.append(this.ops.root);
     if (!wide) this._tab(this.tabShown ?? 0);
@@ -251,6 +261,7 @@ export class Player {
 
   _words() {
     this.sentence.show(this.at, this.frame.step, this.phase);
+    this.stage.hazards.draw(this.frame.step);
     this.inspector.draw(this.frame);
     this.dock.draw();
     this.ops.draw();
@@ -274,6 +285,7 @@ export class Player {
   }
 
   select(target) {
+    if (this.options.onPick && target?.cell != null) { this.picks.toggle(target.lane, target.cell); return; }
     const before = this.selected;
     this.selected = target;
     if (target?.cell != null) this.cursor = { ...target };

@@ -12,8 +12,34 @@ export function drawMarks(lane, ctx) {
   else for (const i of lane.rings) ring(lane, ctx, theme, i);
   endOfKv(lane, ctx, theme);
   if (lane.wanted) for (const i of lane.wanted) wanted(lane, ctx, theme, i);
+  for (const [i, n] of lane.player.picks.of(lane.k)) picked(lane, ctx, theme, i, n);
   head(lane, ctx, theme);
   pointed(lane, ctx, theme);
+}
+
+// A picked or previewed cell: a dashed ring in ink, and the number of a pick.
+function picked(lane, ctx, theme, i, n) {
+  if (!shown(lane, i)) return;
+  const { x, y } = lane.at(i), p = lane.pw, w = p < 14 ? 1 : 2;
+  if (n) {
+    ctx.fillStyle = theme.bg;
+    box(ctx, x + 1, y + 1, p - 2, p - 2, radiusOf(p));
+    ctx.globalAlpha = 0.82;
+    ctx.fill();
+    ctx.globalAlpha = 1;
+  }
+  ctx.strokeStyle = theme.ink;
+  ctx.lineWidth = w;
+  ctx.setLineDash(p < 14 ? [2, 1] : [4, 2.5]);
+  box(ctx, x + w / 2, y + w / 2, p - w, p - w, radiusOf(p));
+  ctx.stroke();
+  ctx.setLineDash([]);
+  if (!n || p < 14) return;
+  ctx.font = `600 ${Math.min(18, p * 0.45)}px ${theme.sans}`;
+  ctx.textAlign = "center";
+  ctx.textBaseline = "middle";
+  ctx.fillStyle = theme.ink;
+  ctx.fillText(String(n), x + p / 2, y + p / 2 + 0.5);
 }
 
 function shown(lane, i) {

@@ -199,6 +199,7 @@ export class Model {
       if (u.ok === false) continue;
       for (const [k, runs] of u.w) for (const [start, n] of runs) for (let j = 0; j < n; j++) sets[k].add(start + j);
     }
+    for (const [k, , dst, n] of step.moves ?? []) for (let j = 0; j < n; j++) sets[k].add(dst + j);
     for (const [k, spans] of step.written ?? []) for (const [start, n] of spans) for (let j = 0; j < n; j++) sets[k].add(start + j);
     sets.forEach((set, k) => { for (const i of set) if (!this.now[k].owner[i]) set.delete(i); });
     return sets;

@@ -100,7 +100,8 @@ export class Motion {
   // -- everything else -----------------------------------------------------------------------
 
   _edit(frame) {
-    let t = this._fade(frame, 0, [FREE, PURGE]);
+    let t = this.flights.moves(frame.step.moves ?? [], frame);
+    t = this._fade(frame, t, [FREE, PURGE]);
     t = this._roll(frame, t > 0 ? t - 60 : 0);
     t = this._turn(frame, t);
     t = this._copy(frame, t);

@@ -10,6 +10,7 @@ import { Compressors } from "./compressor.js";
 import { GUTTER, MANY, PITCHES, PROFILE, fit, withPitch } from "./layout.js";
 import { el, number } from "./format.js";
 import { PURGE } from "./model.js";
+import { HazardNotes } from "./hazards.js";
 
 const HEADER = 47, COMPACT = 38, LENS = 118, MOST_HEIGHT = 12000;
 
@@ -27,9 +28,10 @@ export class Stage {
     this.failure = new FailureCard(player);
     this.recurrent = new Recurrent(player);
     this.compressors = new Compressors(player);
+    this.hazards = new HazardNotes();
     this.rail = new Rail(player, (this.shown[0] ?? this.recurrent).rail);
     this.scroll = el("div", "kv-stage", [this.failure.root, ...this.lanes.map((lane) => lane.root), this.compressors.root,
-      this.recurrent.root, this.lens.root, this.rulers.root]);
+      this.recurrent.root, this.lens.root, this.rulers.root, this.hazards.root]);
     this.overlay = el("canvas", { class: "kv-overlay", "aria-hidden": "true" });
     this.root = el("div", "kv-stage-box", [this.scroll, this.overlay]);
     this.scroll.addEventListener("wheel", (event) => {

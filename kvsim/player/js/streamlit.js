@@ -5,17 +5,21 @@ import { mount } from "./main.js";
 
 const PLAYERS = new WeakMap();
 
-export default function component({ parentElement, data }) {
+export default function component({ parentElement, data, setStateValue }) {
   const host = parentElement.querySelector(".kv-host") ?? parentElement;
   let entry = PLAYERS.get(parentElement);
   if (!entry) {
-    entry = { handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: rememberStep, height: data.height }) };
+    entry = { handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: rememberStep, ...data.options,
+      onPick: data.options?.picks ? (cells) => setStateValue("picked", cells) : null }) };
     entry.theme = setInterval(() => entry.handle.player.setTheme(themeOf(host)), 400);
     PLAYERS.set(parentElement, entry);
   } else if (entry.key !== data.key) {
-    entry.handle.update(JSON.parse(data.payload), { at: data.at });
+    entry.handle.update(JSON.parse(data.payload), { at: data.from ?? data.at });
+    if (data.from != null && data.from < data.at) entry.handle.player.play();
   }
   entry.key = data.key;
+  entry.handle.player.picks.limit = data.options?.picks ?? 0;
+  entry.handle.player.picks.outline(data.preview);
   entry.handle.player.note(data.notes);
   return () => {
     if (parentElement.isConnected) return;
