@@ -69,11 +69,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Decode:
-    """Tokens of one or more sequences in one batch, ``times`` times over."""
+    """Tokens of one or more sequences in one batch, ``times`` times over. The result of the last token of each
+    part is wanted, or of ``every`` token."""
 
     parts: tuple[Part, ...]
     times: int = 1
     fault: Fault | None = None
+    every: bool = False
 
     def ops(self, world: World) -> Ops:
         seqs = {seq for part in self.parts for seq in part.seqs}
@@ -96,7 +98,7 @@ class Decode:
             pos += range(start, start + part.n)
             tokens += (token(first, p) for p in range(start, start + part.n))
             ids += [part.seqs] * part.n
-            out += [0] * (part.n - 1) + [1]
+            out += [int(self.every)] * (part.n - 1) + [1]
         return Op.decode(tokens, pos, ids, out, self.fault)
 
     @property
@@ -112,8 +114,8 @@ class Decode:
                 at = "" if part.at is None else f" from {part.at}"
                 told.append(f"seq {_together(part.seqs)}, {part.n} token{'s' * (part.n != 1)}{at}")
         text = "; ".join(told)
-        if self.times > 1:
-            text += f", {self.times} times"
+        text += f", {self.times} times" if self.times > 1 else ""
+        text += ", every result" if self.every else ""
         return text + (f", {self.fault.kind} in ubatch {self.fault.ubatch + 1}" if self.fault else "")
 
 

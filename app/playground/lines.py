@@ -112,9 +112,11 @@ def _decode(words: list[str]) -> Decode:
     times = 1
     if words and re.fullmatch(r"x[0-9]{1,4}", words[-1]):
         times = _number(words.pop()[1:], 1, MOST_TIMES)
+    if every := words[-1:] == ["every"]:
+        words.pop()
     if not words:
         raise ActError('a decode has sequences: "decode 0 1", or with numbers of tokens "decode 0*9 1*3"')
-    return Decode(tuple(map(_part, words)), times, fault)
+    return Decode(tuple(map(_part, words)), times, fault, every)
 
 
 def _part(word: str) -> Part:
@@ -279,7 +281,7 @@ _PARSERS: dict[str, Callable[[list[str]], Act]] = {
 
 def _decode_text(act: Decode) -> str:
     fault = f" {act.fault.kind} {act.fault.ubatch + 1}" if act.fault else ""
-    if act.verb == "prompt" and act.times == 1:
+    if act.verb == "prompt" and act.times == 1 and not act.every:
         part = act.parts[0]
         at = "" if part.at is None else f" at {part.at}"
         return f"prompt {_joined(part.seqs)} {part.n}{at}{fault}"
@@ -287,7 +289,9 @@ def _decode_text(act: Decode) -> str:
         _joined(p.seqs) + (f"*{p.n}" if p.n != 1 else "") + ("" if p.at is None else f"@{p.at}")
         for p in act.parts
     )
-    return f"decode {' '.join(parts)}{f' x{act.times}' if act.times != 1 else ''}{fault}"
+    every = " every" if act.every else ""
+    times = f" x{act.times}" if act.times != 1 else ""
+    return f"decode {' '.join(parts)}{every}{times}{fault}"
 
 
 def _joined(seqs: tuple[int, ...]) -> str:
@@ -335,5 +339,5 @@ def _as_words(op: Op, ends: dict[int, int]) -> Decode | None:
         parts.append(Part(seqs, i - start, None if goes_on else at))
         known |= dict.fromkeys(seqs, a["pos"][i - 1])
         start = i
-    act = Decode(tuple(parts), fault=fault_of(a))
+    act = Decode(tuple(parts), fault=fault_of(a), every=len(a["out"]) > len(parts) and all(a["out"]))
     return act if act.op_after(ends).args == a else None

@@ -9,6 +9,7 @@ from typing import Any
 from app.playground.files import Scene, lines_of
 from app.playground.lines import MOST_LINES
 from app.playground.setup import Setup, SetupError
+from kvsim.context import Fault
 from kvsim.errors import CacheUsageError
 from kvsim.models.known import KNOWN
 from kvsim.models.tiny import TINY
