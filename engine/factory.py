@@ -10,6 +10,7 @@ from engine.compressor import CompressorRing
 from engine.kv import KVCache
 from engine.recurrent import RecurrentMemory
 from engine.recurrent_store import RecurrentStore
+from engine.store import KVStore
 from kvsim.caches.factory import LeafFactory
 from kvsim.models.cache_spec import CacheSpec, CompressorSpec, RecurrentSpec
 from kvsim.models.context_params import ResolvedContext
@@ -23,7 +24,9 @@ class EngineFactory(LeafFactory):
 
     def kv(self, name: str, spec: CacheSpec, ctx: ResolvedContext) -> KVCache:
         spec = replace(spec, size=self.sizes.get(name, spec.size))
-        return KVCache(spec, name, None, torch.device(self.device))
+        device = torch.device(self.device)
+        store = KVStore.of(spec, ctx, device) if self.data else None
+        return KVCache(spec, name, store, device)
 
     def ring(self, spec: CompressorSpec, kv_size: int) -> CompressorRing:
         return CompressorRing(spec, kv_size, self.data, torch.device(self.device))
