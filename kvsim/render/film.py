@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from kvsim.errors import KvsimError
 from kvsim.render import Wanted
 from kvsim.render.colours import Colours
 from kvsim.render.frames import Frame, frames_of
-from kvsim.render.ink import Ink
 from kvsim.render.sheet import Sheet
 from kvsim.trace import Trace
 
@@ -94,8 +92,8 @@ def _pictures(
     for n, frame in enumerate(frames):
         if _moves(frame) and wanted.speed <= 4:
             for share in MOVING:
-                yield _pixels(sheet.draw(frame, share)), turn
-        yield _pixels(sheet.draw(frame)), rest * (2 if n == len(frames) - 1 else 1)
+                yield sheet.draw(frame, share).pixels(), turn
+        yield sheet.draw(frame).pixels(), rest * (2 if n == len(frames) - 1 else 1)
         progress(n + 1)
 
 
@@ -105,11 +103,3 @@ def _moves(frame: Frame) -> bool:
     return before is not None and any(
         old.cells is not new.cells for old, new in zip(before.lanes, frame.after.lanes, strict=True)
     )
-
-
-def _pixels(ink: Ink) -> Pixels:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas: Any = FigureCanvasAgg(ink.done())
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -5,6 +5,7 @@ matplotlib is imported here and nowhere else in kvsim: ``pip install 'kvsim[app]
 
 from __future__ import annotations
 
+import io
 import logging
 from collections import defaultdict
 from functools import cache
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from kvsim.errors import KvsimError
 
 try:
-    from matplotlib.backends.backend_agg import RendererAgg
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
     from matplotlib.collections import LineCollection, PathCollection
     from matplotlib.figure import Figure
     from matplotlib.font_manager import FontProperties, fontManager
@@ -110,8 +112,23 @@ class Ink:
         )
         return x + width_of(text, size, mono, bold)
 
-    def done(self) -> Figure:
-        """The figure with everything drawn so far."""
+    def file(self, form: str) -> bytes:
+        """The sheet as ``png`` or ``svg``: no date and no random names, so equal sheets make equal files."""
+        self._draw()
+        file = io.BytesIO()
+        about = {"Date": None} if form == "svg" else None
+        with rc_context({"svg.hashsalt": "kvsim"}):
+            self.figure.savefig(file, format=form, dpi=DPI, metadata=about)
+        return file.getvalue()
+
+    def pixels(self) -> NDArray[np.uint8]:
+        """The sheet as rows x columns x red, green, blue."""
+        self._draw()
+        canvas: Any = FigureCanvasAgg(self.figure)
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+    def _draw(self) -> None:
         for layer, listed in self._paths.items():
             paths, fills, edges, widths, dashes = zip(*listed, strict=True)
             drawn: Any = PathCollection(paths, facecolors=fills, edgecolors=edges, zorder=layer)
@@ -126,7 +143,6 @@ class Ink:
             self.axes.add_collection(lines, autolim=False)
         self._paths.clear()
         self._lines.clear()
-        return self.figure
 
 
 def _rounded(x: float, y: float, w: float, h: float, r: float) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvsim.changes import Lane
 
 PITCHES = (40, 32, 28, 24, 19, 16, 14, 11, 9, 8, 7, 6, 5)
+MOST = 0.6  # of the width: grids narrower than that look lost
 GUTTER = 46
 LANE_HEAD, LANE_GAP = 30, 12
 
@@ -38,20 +39,19 @@ def place(
 ) -> list[Place]:
     """Places for lanes of ``sizes`` cells below each other from ``top``, within ``width`` x ``height``.
 
-    All have the same pitch and columns, a power of two, so that equal cells stand below each other. Of the
-    pitches that fit, the one that fills most of the width.
+    All have the same pitch and columns, a power of two, so that equal cells stand below each other. The
+    largest pitch is taken that fits and fills most of the width.
     """
     heads = len(sizes) * (LANE_HEAD + LANE_GAP)
-    found = []
     for pitch in PITCHES:
         cols = 1
         while cols * 2 * pitch <= width and cols * 2 <= max(sizes):
             cols *= 2
         rows = [_rows(n, used, cols) for n, used in zip(sizes, reached, strict=True)]
-        if cols >= min(16, max(sizes)) and sum(rows) * pitch + heads <= height:
-            found.append([(cols, r, pitch, cols * pitch, r * pitch) for r in rows])
-    best = max(found, key=lambda lanes: lanes[0][3], default=None)
-    return _stack(best or _dense(sizes, width, height - heads), top)
+        wide = cols == max(sizes) or cols * pitch >= MOST * width
+        if wide and sum(rows) * pitch + heads <= height:
+            return _stack([(cols, r, pitch, cols * pitch, r * pitch) for r in rows], top)
+    return _stack(_dense(sizes, width, height - heads), top)
 
 
 def _rows(size: int, used: int, cols: int) -> int:

@@ -21,9 +21,16 @@ def positions_height(picture: Picture, seqs: list[int]) -> float:
 
 
 def draw_positions(
-    ink: Ink, colours: Colours, frame: Frame, seqs: list[int], y: float, width: float, left: float
+    ink: Ink,
+    colours: Colours,
+    frame: Frame,
+    seqs: list[int],
+    last: int,
+    y: float,
+    width: float,
+    left: float,
 ) -> None:
-    """One row per sequence, one bar per cache, on one scale."""
+    """One row per sequence, one bar per cache, on one scale that ends after position ``last``."""
     picture, ground = frame.after, colours.ground
     if not picture.lanes or not seqs:
         return
@@ -32,9 +39,8 @@ def draw_positions(
     if len(names) > 1:
         ink.text(end + 14, y + 8, f"bars from above: {', '.join(names)}", 12.5, ground["ink2"])
     room = width - LEFT - NOTE
-    last = max([7, *(p for pair in picture.pos.values() for p in pair)]) + 2
     step = next(s for s in STEPS if s >= last / room * 64 or s == STEPS[-1])
-    top = -(-last // step) * step
+    top = (last // step + 1) * step
     scale = room / top
     base, bottom = left + LEFT, y + HEAD + len(seqs) * _pitch(picture)
     for p in range(0, top + 1, step):

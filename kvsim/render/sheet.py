@@ -29,6 +29,7 @@ class Sheet:
         pictures = [p for frame in frames for p in (frame.before, frame.after) if p is not None]
         one = pictures[-1]
         self.seqs = _sequences(pictures)
+        self.last = max([7, *(last for p in pictures for _, last in p.pos.values())])
         self.cards = 0 if one.recurrent is None else self._cards_height(one.recurrent["size"])
         below = positions_height(one, self.seqs) + self.cards + PAD
         sizes = [lane.spec.size for lane in one.lanes]
@@ -55,7 +56,7 @@ class Sheet:
         if frame.after.recurrent is not None:
             self._draw_cards(ink, frame.after.recurrent, y)
             y += self.cards
-        draw_positions(ink, self.colours, frame, self.seqs, y, self.width - 2 * PAD, PAD)
+        draw_positions(ink, self.colours, frame, self.seqs, self.last, y, self.width - 2 * PAD, PAD)
         return ink
 
     # -- words --------------------------------------------------------------------------------

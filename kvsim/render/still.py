@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 from kvsim.render import Wanted
 from kvsim.render.colours import Colours
 from kvsim.render.frames import frames_of
-from kvsim.render.ink import DPI
 from kvsim.render.sheet import Sheet
 from kvsim.trace import Trace
 
@@ -19,8 +16,4 @@ def still(trace: Trace, wanted: Wanted, form: str) -> bytes:
     """
     *_, frame = frames_of(trace, wanted.last or 0, wanted.last)
     sheet = Sheet(wanted.width, wanted.height, Colours(wanted.theme), [frame])
-    file = io.BytesIO()
-    # no date: the same recording makes the same file
-    about = {"Date": None} if form == "svg" else None
-    sheet.draw(frame).done().savefig(file, format=form, dpi=DPI, metadata=about)
-    return file.getvalue()
+    return sheet.draw(frame).file(form)
