@@ -20,7 +20,7 @@ from kvsim.caches.kv import KVCache
 from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.context import Context
 from kvsim.errors import BatchError, CacheUsageError, KvsimError
-from kvsim.events import Event
+from kvsim.events import Event, Observer
 from kvsim.hazard_table import CONTENT
 from kvsim.hazards import HAZARDS
 from kvsim.ledger import AttentionPart, Entry, Ledger, Part
@@ -54,7 +54,8 @@ class Checked:
     """A context with ink in its rows, beside the ledger.
 
     :meth:`perform` raises CheckError at the first difference. ``hazards`` counts the ids met, ``ops`` is the
-    log, ``raised`` whether the last operation would have ended llama.cpp, ``full`` whether it found no room.
+    log, ``refusal`` what the last operation was refused with because it would have ended llama.cpp, ``full``
+    whether it found no room. ``watcher`` is told every event.
     """
 
     def __init__(self, info: CacheInfo, config: Config) -> None:
@@ -70,6 +71,7 @@ class Checked:
         self.ledger = Ledger(parts_of(self.memory, self.histories), config.model.n_pos_per_embd)
         self.events: list[Event] = []
         self.hazards: dict[str, int] = {}
+        self.watcher: Observer | None = None
         self._purged: set[str] = set()
         self._astray: set[int] = set()
         self._pair = window_pair(self.memory)
@@ -81,7 +83,7 @@ class Checked:
         self.context.observe(self._listen)
         self.ops: list[Op] = []
         self.states: dict[int, Saved] = {}
-        self.raised = False
+        self.refusal: CacheUsageError | None = None
         self.full = False
         self.n_seq_max = self.memory.n_seq_max
         self.n_pos = config.model.n_pos_per_embd
@@ -90,6 +92,8 @@ class Checked:
         self._before = self.memory.snapshot()
 
     def _listen(self, event: Event) -> None:
+        if self.watcher is not None:
+            self.watcher(event)
         if event.kind == "hazard":
             if event.detail["id"] not in HAZARDS:
                 raise CheckError(f"hazard {event.detail['id']!r} is not in the table of hazards")
@@ -97,6 +101,16 @@ class Checked:
             self.hazards[event.detail["id"]] = self.hazards.get(event.detail["id"], 0) + 1
         elif event.kind == "purge":
             self._purged.add(event.cache)
+
+    @property
+    def raised(self) -> bool:
+        """Whether the last operation would have ended llama.cpp."""
+        return self.refusal is not None
+
+    @property
+    def picture(self) -> Snapshot:
+        """What the memory held after the last operation."""
+        return self._before
 
     # -- what generators ask -------------------------------------------------------------------
 
@@ -126,12 +140,12 @@ class Checked:
             return None
         self.network.ran = []
         first = self.network.first
-        self.raised = self.full = False
+        self.refusal, self.full = None, False
         ret: int | None = None
         try:
             ret = self.replayer.apply(op.op, op.args)
-        except CacheUsageError:
-            self.raised = True
+        except CacheUsageError as refusal:
+            self.refusal = refusal
         self.full = op.op == "decode" and ret == 1
         self.memory.check_integrity()
         after = self.memory.snapshot()
