@@ -9,7 +9,9 @@ import typer
 
 from kvsim.cli.app import app_command
 from kvsim.cli.bench import bench_command
+from kvsim.cli.difftest import difftest_command
 from kvsim.cli.memory import memory_command
+from kvsim.cli.museum import museum_command
 from kvsim.cli.render import render_command
 from kvsim.cli.replay import replay_command
 from kvsim.cli.show import show_command
@@ -30,3 +32,5 @@ app.command("memory")(memory_command)
 app.command("render")(render_command)
 app.command("app")(app_command)
 app.command("bench")(bench_command)
+app.command("difftest")(difftest_command)
+app.command("museum")(museum_command)

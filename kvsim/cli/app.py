@@ -6,22 +6,31 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from kvsim.cli.terminal import fail
 
 
-def app_command() -> None:
+def app_command(
+    trace: Annotated[
+        Path | None, typer.Argument(metavar="[TRACE]", help="A recording to open, .jsonl or .jsonl.gz.")
+    ] = None,
+) -> None:
     """Open the web app: recordings, cell by cell.
 
     It runs until Ctrl+C; Streamlit's settings (STREAMLIT_SERVER_PORT, ...) apply.
     """
     if importlib.util.find_spec("streamlit") is None:
         fail("the app needs streamlit: pip install 'kvsim[app]'")
+    if trace is not None and not trace.is_file():
+        fail(f"{trace}: no such file")
     script = Path(__file__).parents[2] / "app" / "main.py"
     # without the flag, Streamlit's first start waits for an e-mail address
     command = [sys.executable, "-m", "streamlit", "run", str(script), "--server.showEmailPrompt=false"]
+    if trace is not None:
+        command += ["--", str(trace.resolve())]
     try:
         raise typer.Exit(subprocess.run(command, check=False).returncode)
     except KeyboardInterrupt:

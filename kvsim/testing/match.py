@@ -74,9 +74,9 @@ class Match:
     """Subjects that get the same operations, of one configuration. What a generator may ask of a world
     (:class:`~kvsim.testing.generate.World`) it answers for the leader.
 
-    A subject of which only behaviour is compared is not asked what never reaches a cache (a batch that the
-    decode loop refuses, a call that ends llama.cpp). Once the leader meets a hazard that concerns content, the
-    two may :attr:`part <parted>`: nobody wants what llama.cpp does there, so the subject is asked no more.
+    A subject of which only behaviour is compared is not asked what never reaches a cache: a batch that the
+    decode loop refuses, a call that ends llama.cpp. Once the leader meets a hazard that concerns content,
+    the two have :attr:`parted`: nobody wants what llama.cpp does there, so the subject is asked no more.
     """
 
     def __init__(self, info: CacheInfo, config: Config, subjects: Sequence[Subject]) -> None:
@@ -161,7 +161,8 @@ class Match:
         try:
             return run()
         except CheckError as error:
-            raise DifferenceError(subject.name, "ledger", str(error), self.ops) from error
+            found = Outcome(None, subject.snapshot())
+            raise DifferenceError(subject.name, "ledger", str(error), self.ops, None, found) from error
         except SubjectError as error:
             raise DifferenceError(subject.name, error.verdict, str(error), self.ops) from error
         except Exception as error:  # whatever a faulty subject raises is a finding

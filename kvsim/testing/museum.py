@@ -143,4 +143,6 @@ def page(cases: dict[str, dict[str, Any]]) -> Iterator[str]:
 def link(source: str) -> str:
     """``owner/name#12`` -> its address."""
     repository, _, number = source.partition("#")
-    return f"https://github.com/{repository}/issues/{number}" if number else f"https://github.com/{repository}"
+    return (
+        f"https://github.com/{repository}/issues/{number}" if number else f"https://github.com/{repository}"
+    )

@@ -97,9 +97,11 @@ class PipeSubject(Subject):
             )  # fmt: skip
         except OSError as error:
             raise SubjectError("died", f"{self.command[0]} cannot be started: {error.strerror}") from error
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        os.set_blocking(self._process.stdin.fileno(), False)
-        threading.Thread(target=_keep, args=(self._process.stderr, self._said), daemon=True).start()
+        stdin, stderr = self._process.stdin, self._process.stderr
+        assert stdin is not None
+        assert stderr is not None
+        os.set_blocking(stdin.fileno(), False)
+        threading.Thread(target=_keep, args=(stderr, self._said), daemon=True).start()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """One line there, one line back."""
@@ -120,7 +122,8 @@ class PipeSubject(Subject):
         return answer
 
     def _send(self, line: bytes, deadline: float) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         if self._rest:
             raise SubjectError("garbage", f"it spoke without being asked: {_short(self._rest)}")
         pipe = self._process.stdin.fileno()
@@ -135,13 +138,16 @@ class PipeSubject(Subject):
                     raise self._died() from None
 
     def _receive(self, deadline: float) -> bytes:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         pipe, data = self._process.stdout.fileno(), bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             while b"\n" not in data:
                 if len(data) > LIMIT:
-                    raise SubjectError("flooded", f"its answer is longer than {LIMIT} bytes: {_short(bytes(data))}")
+                    raise SubjectError(
+                        "flooded", f"its answer is longer than {LIMIT} bytes: {_short(bytes(data))}"
+                    )
                 if not selector.select(max(deadline - time.monotonic(), 0)):
                     raise SubjectError(
                         "hung", f"it did not answer within {self.timeout:g} s{self._last_words()}"

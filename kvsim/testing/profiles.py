@@ -63,8 +63,11 @@ class Arena(generate.World, Protocol):
 
 @dataclass(frozen=True)
 class Profile:
-    """``weights``: how often each kind of operation is chosen. ``faults``: of so many per cent of the decodes
-    each ubatch in turn is made to fail. ``cramped``: the smallest caches that still work, and windows of 1."""
+    """A way to play.
+
+    ``weights``: how often each kind of operation is chosen. ``faults``: in so many per cent of the decodes a
+    ubatch is made to fail, each in turn. ``cramped``: the smallest caches that still work, and windows of 1.
+    """
 
     weights: Mapping[str, int] = field(default_factory=lambda: dict(WEIGHTS))
     faults: int = 0

@@ -18,8 +18,11 @@ VERSION = 1
 
 @dataclass
 class Report:
-    """Sums over sessions. ``plan`` says which campaign it was: reports merge, and a run resumes, only if theirs
-    are equal. ``shards`` has per shard (``3/16``) how many sessions of it are done, in order."""
+    """Sums over sessions.
+
+    ``plan`` says which campaign it was: reports merge, and a run resumes, only if theirs are equal.
+    ``shards`` has per shard (``3/16``) how many sessions of it are done, in order.
+    """
 
     plan: dict[str, Any]
     shards: dict[str, int] = field(default_factory=dict)
@@ -31,14 +34,18 @@ class Report:
     failures: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, other: Report) -> None:
-        """Add the numbers of another report of the same campaign. Raises KvsimError if it is of another one, or if
-        both have run the same shard."""
+        """Add the numbers of another report.
+
+        Raises KvsimError if it is of another campaign, or if both have run the same shard.
+        """
         if other.plan != self.plan:
             apart = [k for k in {**self.plan, **other.plan} if self.plan.get(k) != other.plan.get(k)]
             raise KvsimError(f"reports of different campaigns cannot be merged: {', '.join(apart)} differ")
         twice = self.shards.keys() & other.shards.keys()
         if twice:
-            raise KvsimError(f"shard {', '.join(sorted(twice))} is in both reports: it would be counted twice")
+            raise KvsimError(
+                f"shard {', '.join(sorted(twice))} is in both reports: it would be counted twice"
+            )
         self.shards |= other.shards
         self.count(other)
 
@@ -80,7 +87,8 @@ class Report:
 
     def lines(self) -> Iterable[str]:
         """The report as text: the same numbers always give the same lines."""
-        yield f"{self.ops:,} operations in {sum(self.shards.values()):,} sessions, {self.states.n_states:,} states"
+        sessions = sum(self.shards.values())
+        yield f"{self.ops:,} operations in {sessions:,} sessions, {self.states.n_states:,} states seen"
         for name, n in sorted(self.by_config.items()):
             yield f"  {name}: {n:,}"
         missed = unreached(self.facts)

@@ -8,4 +8,15 @@
 from kvsim.testing.mutants import batches, edits, recurrent, slots, states, windows
 from kvsim.testing.mutants.mutant import MUTANTS, Mutant, Patches, mutant
 
-__all__ = ["MUTANTS", "Mutant", "Patches", "batches", "edits", "mutant", "recurrent", "slots", "states", "windows"]
+__all__ = [
+    "MUTANTS",
+    "Mutant",
+    "Patches",
+    "batches",
+    "edits",
+    "mutant",
+    "recurrent",
+    "slots",
+    "states",
+    "windows",
+]

@@ -22,8 +22,10 @@ class Patch:
 
 
 class Patches:
-    """Collects what a mutant replaces. Each replacement is a function ``faulty(right, *args)`` that is given the
-    right one; a plain value replaces a plain value."""
+    """Collects what a mutant replaces.
+
+    Each replacement is a function ``faulty(right, *args)`` that is given the right one; or a plain value.
+    """
 
     def __init__(self) -> None:
         self.made: list[Patch] = []
@@ -46,9 +48,12 @@ class Patches:
 
 @dataclass(frozen=True)
 class Mutant:
-    """``cases``: ids in fixtures/bugs/cases.jsonl, where the sources are. ``what``: which rule is broken, and how.
-    ``symptom``: what a caller sees. ``memories``: the members of the family that can have it. ``exact``: whether
-    its cells can be compared; a fault in an allocator of another kind shows in behaviour only."""
+    """A fault to be put in.
+
+    ``cases``: ids in fixtures/bugs/cases.jsonl, where the sources are. ``what``: which rule is broken, and
+    how. ``symptom``: what a caller sees. ``memories``: the members of the family that can have it. ``exact``:
+    whether its cells can be compared; a fault in an allocator of another kind shows in behaviour only.
+    """
 
     id: str
     cases: tuple[str, ...]

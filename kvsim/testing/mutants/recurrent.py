@@ -82,7 +82,9 @@ def last_position_not_cut(patch: Patches) -> None:
 @mutant("B025", memories=STATES, symptom="rejected drafts stay in the state and poison what follows")
 def rollback_does_nothing(patch: Patches) -> None:
     """A rollback that cannot be done is accepted, and nothing happens."""
-    patch(RecurrentMemory, "_roll_back", lambda right, self, seq, cell, to: right(self, seq, cell, to) or True)
+    patch(
+        RecurrentMemory, "_roll_back", lambda right, self, seq, cell, to: right(self, seq, cell, to) or True
+    )
 
 
 @mutant("B107", memories=SNAPSHOTS, symptom="attention is cut, the state is not, and the caller is told no")
@@ -111,7 +113,9 @@ def second_rollback_accepted(patch: Patches) -> None:
 def state_not_zeroed(patch: Patches) -> None:
     """A sequence that begins anew reads its row as it is, without zeroing it."""
 
-    def initial(right: Any, self: RecurrentStore, part: str, il: int, head: int, rs_z: int, *rest: Any) -> Any:
+    def initial(
+        right: Any, self: RecurrentStore, part: str, il: int, head: int, rs_z: int, *rest: Any
+    ) -> Any:
         return right(self, part, il, head, -1, *rest)
 
     patch(RecurrentStore, "initial_states", initial)

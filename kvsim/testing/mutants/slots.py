@@ -48,7 +48,9 @@ def one_split_only(patch: Patches) -> None:
     patch(WindowPair, "splits", lambda right, self, *args: islice(right(self, *args), 1))
 
 
-@mutant("B010", memories=WINDOWS, symptom="the first tokens of a batch see fewer keys than their window holds")
+@mutant(
+    "B010", memories=WINDOWS, symptom="the first tokens of a batch see fewer keys than their window holds"
+)
 def reuse_by_newest(patch: Patches) -> None:
     """Whether a cell may be reused is judged by the newest token of the batch."""
 
@@ -122,7 +124,9 @@ def cells_move_without_rows(patch: Patches) -> None:
     patch(kv_module, "defragment", defragment)
 
 
-@mutant("B082", memories=("kv", "iswa"), symptom="positions of a failed decode stay, and the retry is refused")
+@mutant(
+    "B082", memories=("kv", "iswa"), symptom="positions of a failed decode stay, and the retry is refused"
+)
 def failed_ubatch_stays(patch: Patches) -> None:
     """The tokens of a ubatch that failed to compute are not removed."""
     patch(Context, "_roll_back", lambda right, self, ubatch, views, code, i: self._fail(code, "failed"))

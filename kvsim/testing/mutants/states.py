@@ -104,7 +104,9 @@ def rows_restored_elsewhere(patch: Patches) -> None:
     patch(kv_state, "_read_rows", read_rows)
 
 
-@mutant("B049", memories=("recurrent",), symptom="the restore of one sequence overwrites the state of another")
+@mutant(
+    "B049", memories=("recurrent",), symptom="the restore of one sequence overwrites the state of another"
+)
 def state_restored_elsewhere(patch: Patches) -> None:
     """A restored recurrent state goes to the first row, wherever the sequence was placed."""
 

@@ -1,0 +1,161 @@
+"""``kvsim difftest``: a cache against the reference, by generated operations."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from kvsim.cli.terminal import DIFFERENT, fail, stderr, stdout
+from kvsim.errors import KvsimError
+from kvsim.testing.difftest import SESSION, Campaign, Failure, Shard, run, shrink_failure
+from kvsim.testing.recorded import told, write_failure
+from kvsim.testing.report import Report, merged, read_report
+
+SAVED_EVERY = 50
+"""Sessions between two writings of the report."""
+
+
+def difftest_command(
+    subject: Annotated[
+        str, typer.Option(help="reference (held to the ledger), engine, or module:Class.")
+    ] = "reference",
+    command: Annotated[
+        str, typer.Option("--exec", metavar="CMD", help="A program that speaks docs/protocol.md.")
+    ] = "",
+    memory: Annotated[str, typer.Option(help="A member of the family, or all.")] = "all",
+    config: Annotated[str, typer.Option(help="Only configurations of this name.")] = "",
+    seed: Annotated[int, typer.Option(help="What is done depends on it alone.", min=0)] = 1,
+    ops: Annotated[int, typer.Option(help="Operations, over all shards.", min=1)] = 100_000,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
+    profile: Annotated[str, typer.Option(help="usual, or nasty: tiny caches, faults everywhere.")] = "usual",
+    weight: Annotated[
+        list[str], typer.Option(metavar="OP=N", help="How often an operation is chosen; may be repeated.")
+    ] = [],  # noqa: B006 - typer copies it
+    shard: Annotated[str, typer.Option(metavar="I/N", help="Do only part I of N.")] = "1/1",
+    report: Annotated[
+        Path | None, typer.Option(help="Where the report goes; a run goes on where its own report ends.")
+    ] = None,
+    trace: Annotated[Path, typer.Option(help="Where the trace of a failure goes.")] = Path("failure.jsonl"),
+    merge: Annotated[
+        list[Path], typer.Option(metavar="FILE", help="Add up the reports of shards, and run nothing.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Hold a cache against the reference, and the reference against the ledger.
+
+    Stops at the first difference, shrinks the operations that lead there, and saves them as a trace.
+    Exit status 0: no difference; 1: one was found; 2: something that cannot be run.
+    """
+    try:
+        if merge:
+            _print(merged(merge))
+            return
+        campaign = Campaign(
+            subject, tuple(shlex.split(command)), memory, config, seed, profile, _weights(weight)
+        )
+        done = _resumed(campaign, report)
+        with _progress(-(-ops // SESSION)) as bar:
+            task = bar.add_task("sessions")
+
+            def advance(report_so_far: Report) -> None:
+                n = sum(report_so_far.shards.values())
+                bar.update(task, completed=n, total=-(-ops // SESSION))
+                if report is not None and n % SAVED_EVERY == 0:
+                    report_so_far.write(report)
+
+            failure = run(campaign, done, ops, _shard(shard), jobs, advance)
+    except KvsimError as error:
+        fail(error)
+    found = None if failure is None else _failed(campaign, failure, trace)
+    if found is not None:
+        done.failures.append(found)
+    if report is not None:
+        done.write(report)
+    _print(done)
+    raise typer.Exit(DIFFERENT if failure else 0)
+
+
+def _failed(campaign: Campaign, failure: Failure, trace: Path) -> dict[str, object]:
+    """Shrink, save and tell a failure; returns its entry in the report."""
+    out = stdout()
+    where = f"{failure.info.kind}/{failure.config.name}"
+    out.print(Text(f"difference in session {failure.session} on {where}: {failure.error}"))
+    with stderr().status("shrinking"):
+        failure = shrink_failure(campaign, failure)
+    write_failure(trace, failure.config, failure.error, campaign.seed, failure.ops)
+    out.print(Text("the shortest way there:"))
+    for op in failure.ops:
+        out.print(Text(f"  {op}"))
+    out.print(Text(told(failure.error, trace, len(failure.ops))))
+    out.print(Text(f"to repeat it: {again(campaign, failure)}"))
+    return {
+        "session": failure.session,
+        "config": where,
+        "verdict": failure.error.verdict,
+        "what": failure.error.what,
+        "ops": [op.to_json() for op in failure.ops],
+    }
+
+
+def again(campaign: Campaign, failure: Failure) -> str:
+    """The command that comes to the same failure: it is in the last of so many sessions."""
+    tested = ["--exec", shlex.join(campaign.command)] if campaign.command else ["--subject", campaign.subject]
+    narrowed = ["--config", campaign.config] if campaign.config else []
+    weights = [f"--weight={name}={n}" for name, n in campaign.weights]
+    n_ops = (failure.session + 1) * SESSION
+    return shlex.join(
+        ["kvsim", "difftest", *tested, "--memory", campaign.memory, *narrowed, "--seed", str(campaign.seed),
+         "--profile", campaign.profile, *weights, "--shard", f"{failure.session + 1}/{failure.session + 1}",
+         "--ops", str(n_ops)]
+    )  # fmt: skip
+
+
+def _resumed(campaign: Campaign, path: Path | None) -> Report:
+    """The report to go on with: the one that is there, if it is of this campaign and found nothing."""
+    if path is None or not path.exists():
+        return Report(campaign.plan)
+    report = read_report(path)
+    if report.plan != campaign.plan:
+        raise KvsimError(
+            f"{path} is the report of another campaign: {report.plan}; remove it or name another file"
+        )
+    if report.failures:
+        raise KvsimError(f"{path} ends in a difference; remove it to begin anew")
+    return report
+
+
+def _weights(given: list[str]) -> tuple[tuple[str, int], ...]:
+    weights = []
+    for text in given:
+        name, _, n = text.partition("=")
+        if not n.isdecimal():
+            raise KvsimError(f"--weight {text!r} is not of the form seq_cp=20")
+        weights.append((name, int(n)))
+    return tuple(weights)
+
+
+def _shard(text: str) -> Shard:
+    i, _, n = text.partition("/")
+    if not (i.isdecimal() and n.isdecimal()):
+        raise KvsimError(f"--shard {text!r} is not of the form 3/16")
+    return Shard(int(i), int(n))
+
+
+def _progress(total: int) -> Progress:
+    console = stderr()
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=console, transient=True, disable=not console.is_terminal or total < 2,
+    )  # fmt: skip
+
+
+def _print(report: Report) -> None:
+    out = stdout()
+    for line in report.lines():
+        out.print(Text(line))
+    if report.seconds:
+        out.print(Text(f"{report.rate:,.0f} operations per second and process"))
