@@ -140,7 +140,7 @@ def test_an_export_plays_without_the_app(visit, tmp_path) -> None:
 def test_a_hazard_is_told_once_the_replay_met_it(visit) -> None:
     """Operation 23 shifts positions of cells that another sequence shares."""
     page = visit("?scenario=kv/llama-h32-uni-c1024-u16-s4-f16-07&at=23")
-    note = page.locator(".kv-hazard")
+    note = page.locator(".kv-inspector .kv-hazard")
     note.wait_for()
     assert note.inner_text().startswith("▲ Hazard: shift moves other owners")
     assert "consistent would be" in note.inner_text()
