@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def _bundled(name: str) -> Opened:
 def show() -> None:
     """The page."""
     state = st.session_state
+    _open_given()
     bar = st.container(key="source", horizontal=True, vertical_alignment="center")
     card = st.empty()
     with bar:
@@ -84,6 +86,14 @@ def _picked() -> None:
     for key in ("upload", "opened", "opening", "play_anyway"):
         st.session_state.pop(key, None)
     st.query_params.pop("at", None)
+
+
+def _open_given() -> None:
+    """The file that ``kvsim app TRACE`` was called with, opened once as if it had been uploaded."""
+    state, given = st.session_state, os.environ.get("KVSIM_TRACE")
+    if given and "given" not in state:
+        state.given = given
+        state.upload = (Path(given).name, Path(given).read_bytes())
 
 
 def _open_button() -> None:

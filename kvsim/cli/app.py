@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,9 +30,8 @@ def app_command(
     script = Path(__file__).parents[2] / "app" / "main.py"
     # without the flag, Streamlit's first start waits for an e-mail address
     command = [sys.executable, "-m", "streamlit", "run", str(script), "--server.showEmailPrompt=false"]
-    if trace is not None:
-        command += ["--", str(trace.resolve())]
+    given = {} if trace is None else {"KVSIM_TRACE": str(trace.resolve())}
     try:
-        raise typer.Exit(subprocess.run(command, check=False).returncode)
+        raise typer.Exit(subprocess.run(command, env={**os.environ, **given}, check=False).returncode)
     except KeyboardInterrupt:
         raise typer.Exit from None
