@@ -76,6 +76,23 @@ def test_a_difference_shrinks_to_the_operations_that_matter(
     assert len(ops[0].args["tokens"]) == 1
 
 
+def test_a_token_that_sees_nothing_ends_the_comparison_of_logits_until_a_clear() -> None:
+    """At position -1: llama.cpp has NaN there, and from then on in every row that it spoils."""
+    pair = Pair(model_file("llama"), CONFIGURATIONS["unified"])
+    try:
+        pair.perform(Op.decode_run(0, -1, [5]))
+        assert pair.blind
+        assert pair.report.logits == 0
+        pair.perform(Op.clear(False))
+        assert pair.blind
+        pair.perform(Op.clear(True))
+        pair.perform(Op.decode_run(0, 0, [5, 6]))
+        assert not pair.blind
+        assert pair.report.logits == 1
+    finally:
+        pair.close()
+
+
 def test_a_change_since_b11434_is_explained() -> None:
     partial, whole = Op.seq_cp(0, 1, 2, -1), Op.seq_cp(0, 1)
     assert explained("b11549", "hybrid_idx", partial.op, partial.args)
