@@ -75,8 +75,8 @@ class AttentionPart:
     """What one attention cache must let each sequence see.
 
     ``swa_type``, ``n_swa``: its window. ``streams``: sequences do not share rows, so a copy replaces its
-    target; else it adds to it. ``rotates``: keys follow a change of position at the next update. ``two_d``: cells
-    keep the place of a token in an image.
+    target; else it adds to it. ``rotates``: keys follow a change of position at the next update. ``two_d``:
+    cells keep the place of a token in an image.
     """
 
     def __init__(
@@ -212,20 +212,22 @@ class AttentionPart:
                 extra.append(e)
         return missing, extra
 
-    def adopt(self, found: Mapping[int, Sequence[Entry]], seqs: Iterable[int]) -> None:
+    def adopt(self, found: Mapping[int, Sequence[Entry]], seqs: Iterable[int], rows: bool = True) -> None:
         """Believe the cells for ``seqs``, whose difference a hazard has explained.
 
         All that is present takes the row it has in the cells, so that the ledger knows what is shared;
         what the others have been allowed to forget stays on record.
         """
-        rows = {e.row: self.new_row() for entries in found.values() for e in entries}
-        now = {s: [e._replace(row=rows[e.row]) for e in entries] for s, entries in found.items()}
+        fresh = {e.row: self.new_row() for entries in found.values() for e in entries}
+        now = {s: [e._replace(row=fresh[e.row]) for e in entries] for s, entries in found.items()}
         renamed: dict[object, object] = {}
         forgotten: Held = {}
         for s in self.held:
             present = list(now.get(s, ()))
             for e in self.entries(s):
-                same = next((p for p in present if p.content == e.content), None)
+                same = next(
+                    (p for p in present if (p.content == e.content if rows else p.pos == e.pos)), None
+                )
                 if same is None:
                     forgotten.setdefault(s, []).append(e)
                 else:

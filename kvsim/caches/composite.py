@@ -31,11 +31,13 @@ class CompositeMemory(Memory):
     """A memory made of parts, visited in the order they are given.
 
     ``positions`` names the part whose positions count for the whole. ``not_in_partial`` are the parts
-    that a PARTIAL_ONLY state leaves out. ``undoes_restore``: if a later part fails to restore, the
+    that a PARTIAL_ONLY state leaves out. ``alike`` are two leaves whose cells correspond, though each looks
+    for its own slots. ``undoes_restore``: if a later part fails to restore, the
     parts read before it drop the sequence; where llama.cpp doesn't, a hazard says so.
     """
 
     positions: str
+    alike: tuple[str, str] | None = None
     not_in_partial: frozenset[str] = frozenset()
     undoes_restore = False
 
@@ -69,6 +71,7 @@ class CompositeMemory(Memory):
                 continue
             slots = self._prepare(ubatches)
             if isinstance(slots, dict):
+                self._compare_slots(slots)
                 return self.batch_context(ubatches, slots)
             failure = slots
         return FailedContext(failure)
@@ -86,6 +89,14 @@ class CompositeMemory(Memory):
         for name, source in self.mirrored().items():
             slots[name] = slots[source]
         return slots
+
+    def _compare_slots(self, slots: Mapping[str, Sequence[Any]]) -> None:
+        """Tell an observer if two leaves that should be alike take different cells."""
+        if self.observer is None or self.alike is None:
+            return
+        one, other = ([slot.to_json() for slot in slots[name]] for name in self.alike)
+        if one != other:
+            self.hazard("indexer-slots-diverge")
 
     def init_update(self, optimize: bool = False) -> UpdateContext:
         """All parts' pending work. Nothing is taken if one of them must refuse."""

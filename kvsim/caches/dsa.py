@@ -27,6 +27,7 @@ class DSACache(CompositeMemory):
 
     kind = "dsa"
     positions = "mla"
+    alike = ("mla", "lid")
     undoes_restore = True
 
     def __init__(self, mla: AttentionLeaf, lid: AttentionLeaf) -> None:
@@ -56,6 +57,7 @@ class DSAISWACache(WindowPair):
 
     kind = "dsa_iswa"
     positions = "swa"
+    alike = ("mla", "lid")
     not_in_partial = frozenset({"dsa"})
 
     def __init__(self, dsa: DSACache, swa: AttentionLeaf, unified: bool) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -26,7 +27,7 @@ from kvsim.caches.composite import CompositeMemory, Split
 from kvsim.caches.dsv4_plan import Plan
 from kvsim.caches.dsv4_ring import CompressorRing
 from kvsim.caches.dsv4_state import read_state, write_state
-from kvsim.caches.iswa import ISWACache
+from kvsim.caches.iswa import ISWACache, positions
 from kvsim.errors import CacheUsageError
 from kvsim.memory import (
     BatchContext,
@@ -36,6 +37,7 @@ from kvsim.memory import (
     UpdateContext,
     View,
 )
+from kvsim.models.memory_spec import CSA_RATIO
 from kvsim.state import StateReader, StateWriter
 
 COMPRESSED = ("csa", "hca", "lid")
@@ -124,13 +126,19 @@ class DSV4Cache(CompositeMemory):
 
     def batch_context(self, ubatches: Sequence[Ubatch], slots: Mapping[str, Sequence[Any]]) -> MemoryContext:
         """The prepared batch. Its sequences' pending rollbacks are forgotten here, not at apply (B4)."""
-        context = DSV4BatchContext(self, ubatches, slots)
-        if self.n_rs_seq:
-            for s in {s for ubatch in ubatches for ids in ubatch.seq_ids for s in ids}:
-                if self.rs_idx[s]:
-                    self.hazard("rollback-consumed-early", seq=s, depth=self.rs_idx[s])
-                self.rs_idx[s] = 0
-        return context
+        pending = {s: self.rs_idx[s] for ubatch in ubatches for s in ubatch.seq_id_unq if self.rs_idx[s]}
+        for s in pending:
+            self.rs_idx[s] = 0
+        return DSV4BatchContext(self, ubatches, slots, pending)
+
+    def warn_of_gaps(self, ubatch: Ubatch) -> None:
+        """Tell an observer of sequences that attend to compressed rows of positions they never held."""
+        if self.observer is None:
+            return
+        for s in ubatch.seq_id_unq:
+            held = positions(self.raw.base, s)
+            if held and max(held) >= CSA_RATIO - 1 and len(held) <= max(held):
+                self.hazard("compressed-rows-of-nothing", seq=s)
 
     def init_update(self, optimize: bool = False) -> UpdateContext:
         """The caches' stream copies and shifts, then the rings' copies."""
@@ -221,11 +229,11 @@ class DSV4Cache(CompositeMemory):
     def seq_keep(self, seq: int) -> None:
         """Every other sequence is removed and its compressed data zeroed (O3)."""
         self._check_known("seq_keep", seq)
-        self.raw.seq_keep(seq)
         for other in range(self.n_seq_max):
             if other != seq:
                 self.raw.seq_rm(other, -1, -1)
                 self._clear_compressed(other)
+        self.raw.seq_keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Moves the raw positions only; the next update then ends llama.cpp: the base half has no layer."""
@@ -297,6 +305,12 @@ def per_sequence(ubatch: Ubatch) -> Ubatch:
 class RawView(AttentionView):
     """What the graph reads of the raw window cache: with shared tokens, only the stream of the first id."""
 
+    if_undone: Callable[[], None] | None = None
+
+    def undone(self) -> None:
+        if self.if_undone is not None:
+            self.if_undone()
+
     def __init__(self, cache: AttentionLeaf, written: SlotInfo, ubatch: Ubatch, base: SlotInfo) -> None:
         first = ubatch.seq_ids[0][0]
         coupled = any(len(ids) > 1 for ids in ubatch.seq_ids)
@@ -346,10 +360,15 @@ class DSV4BatchContext(BatchContext):
     """Places ubatches in the raw pair; the compressed parts only follow their plans."""
 
     def __init__(
-        self, memory: DSV4Cache, ubatches: Sequence[Ubatch], slots: Mapping[str, Sequence[Any]]
+        self,
+        memory: DSV4Cache,
+        ubatches: Sequence[Ubatch],
+        slots: Mapping[str, Sequence[Any]],
+        rollbacks: Mapping[int, int],
     ) -> None:
         super().__init__(ubatches, memory.leaves(), slots)
         self._memory = memory
+        self._rollbacks = dict(rollbacks)
 
     def apply(self) -> bool:
         memory, i = self._memory, self.i
@@ -358,7 +377,17 @@ class DSV4BatchContext(BatchContext):
         written: dict[str, SlotInfo] = {name: self._slots[name][i] for name in (base, swa)}
         for name, leaf in memory.raw.leaves().items():
             leaf.apply_ubatch(written[name], raw_ubatch)
-        self._views = {"raw": RawView(memory.raw.swa, written[swa], self.ubatch, written[base])}
+        memory.warn_of_gaps(self.ubatch)
+        raw = RawView(memory.raw.swa, written[swa], self.ubatch, written[base])
+        raw.if_undone = partial(self._lose_rollbacks, dict(self._rollbacks))
+        for s in self.ubatch.seq_id_unq:
+            self._rollbacks.pop(s, None)
+        self._views = {"raw": raw}
         for name in COMPRESSED:
             self._views[name] = PlanView(memory.compressed[name], memory.rings[name], self._slots[name][i])
         return True
+
+    def _lose_rollbacks(self, pending: Mapping[int, int]) -> None:
+        """The ubatch failed: rollbacks that it or a later one was to carry out are forgotten all the same."""
+        for s, depth in pending.items():
+            self._memory.hazard("rollback-consumed-early", seq=s, depth=depth)

@@ -44,6 +44,9 @@ from kvsim.models.params import RopeType
 from kvsim.state import StateReader, StateWriter
 from kvsim.tensors.store import KVStore
 
+Purged = dict[int, dict[int, int]]
+"""Per sequence the cells it lost by a purge, with their positions."""
+
 
 class KVCache(AttentionLeaf):
     """Cells for keys and values: unified (one stream) or one stream per sequence.
@@ -148,7 +151,7 @@ class KVCache(AttentionLeaf):
         outside of them stays purged, and heads are put back by llama.cpp's odd indexing (P2, P3)."""
         slots: list[SlotInfo] = []
         undo: list[tuple[SlotInfo, list[int], list[SavedCells]]] = []
-        purged: list[dict[int, int]] = []
+        purged: list[Purged] = []
         old_heads = list(self.heads)
         before = kv_hazards.Before.of(self) if self.observer is not None else None
         for i, ubatch in enumerate(ubatches):
@@ -169,7 +172,7 @@ class KVCache(AttentionLeaf):
             if old != new:
                 self._emit("head", stream, old=old, new=new)
         if before is not None:
-            kv_hazards.after_prepare(self, ubatches, purged, before)
+            kv_hazards.after_prepare(self, ubatches, slots, purged, before)
         return slots if len(slots) == len(ubatches) else None
 
     def apply_ubatch(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
@@ -192,10 +195,10 @@ class KVCache(AttentionLeaf):
             for a, b in zip(self.cells, other.cells, strict=True)
         )
 
-    def _place(self, slot: SlotInfo, ubatch: Ubatch, trial: bool = False) -> dict[int, int]:
+    def _place(self, slot: SlotInfo, ubatch: Ubatch, trial: bool = False) -> Purged:
         """Write positions, ext and owners; purge so that sequences stay gapless; move the heads.
-        Returns the highest position purged outside the slot, of each sequence that lost some. What a
-        ``trial`` writes is told to nobody, since it will be undone."""
+        Returns what was purged outside the slot. What a ``trial`` writes is told to nobody, since it will be
+        undone."""
         if self.observer is not None and not trial:
             kv_hazards.before_place(self, slot, ubatch)
         lost: dict[int, int] = {}  # seq -> largest position that was overwritten
@@ -209,7 +212,7 @@ class KVCache(AttentionLeaf):
             at += len(part)
             if not trial:
                 self._emit("write", stream, part, pos=ubatch.pos0[rows], seqs=ubatch.seq_ids[rows])
-        purged = {s: top for s, reach in sorted(lost.items()) if (top := self._purge(s, reach)) >= 0}
+        purged = {s: cells for s, reach in sorted(lost.items()) if (cells := self._purge(s, reach))}
         if lost and self.observer is not None and not trial:
             kv_hazards.after_place(self, lost)
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
@@ -237,19 +240,19 @@ class KVCache(AttentionLeaf):
         """Whether placing this ubatch writes token ids and 2-D positions."""
         return ubatch.n_pos >= 3 or ubatch.tokens is not None or self.spec.ngram_token is not None
 
-    def _purge(self, s: int, reach: int) -> int:
+    def _purge(self, s: int, reach: int) -> dict[int, int]:
         """Drop the positions of ``s`` up to ``reach``, so that all between its min and max are there (A4).
-        Returns the highest position dropped, -1 if there was none."""
+        Returns the cells that lost it, with their positions (only if somebody observes)."""
         stream = self.stream_of(s)
         cells = self.cells[stream]
         lowest = cells.seq_pos_min(s)
         if lowest > reach:
-            return -1
+            return {}
         pos = cells.pos.copy() if self.observer is not None else cells.pos
         lost, freed = cells.seq_rm(s, max(lowest, 0), reach + 1)  # the head will move behind the slot anyway
         if len(lost):
             self._emit("purge", stream, lost, seq=s, reach=reach, freed=freed)
-        return int(pos[lost].max(initial=-1)) if self.observer is not None else -1
+        return dict(zip(lost.tolist(), pos[lost].tolist(), strict=True)) if self.observer is not None else {}
 
     def _move_head(self, stream: int, to: int) -> None:
         if self.observer is not None and self.heads[stream] != to:
@@ -402,7 +405,7 @@ class KVCache(AttentionLeaf):
         self.check_full_copy(src, dst, p0, p1)
         if self.observer is not None:
             lo, hi = position_range(p0, p1)
-            if self.seq_pos_min(src) < lo or self.seq_pos_max(src) >= hi:
+            if 0 <= self.seq_pos_min(src) < lo or self.seq_pos_max(src) >= hi:
                 self._hazard("copy-ignores-range", src=src, dst=dst, p0=p0, p1=p1)
         a, b = self.stream_of(src), self.stream_of(dst)
         self.pending_copies.append((a, b))
@@ -579,7 +582,7 @@ class SharedKVCache(KVCache):
         self.source = source
         self.cells = source.cells
 
-    def _place(self, slot: SlotInfo, ubatch: Ubatch, trial: bool = False) -> dict[int, int]:
+    def _place(self, slot: SlotInfo, ubatch: Ubatch, trial: bool = False) -> Purged:
         return {}
 
     def check_update(self) -> None:

@@ -6,7 +6,7 @@ Each function is called where it happens and looks at the cells before or after;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from kvsim.memory import IntArray, Memory, SlotInfo
 from kvsim.models.params import RopeType
 
 if TYPE_CHECKING:
-    from kvsim.caches.kv import KVCache
+    from kvsim.caches.kv import KVCache, Purged
 
 
 @dataclass(frozen=True)
@@ -34,26 +34,43 @@ class Before:
 
 
 def after_prepare(
-    cache: KVCache, ubatches: Sequence[Ubatch], purged: Sequence[Mapping[int, int]], before: Before
+    cache: KVCache,
+    ubatches: Sequence[Ubatch],
+    slots: Sequence[SlotInfo],
+    purged: Sequence[Purged],
+    before: Before,
 ) -> None:
-    """What a preparation leaves behind although it was undone. ``purged``: for every ubatch that found its
-    slot, the highest position purged of each sequence."""
-    if len(purged) < len(ubatches):
-        seqs = sorted({s for purge in purged for s in purge})
-        if seqs:
-            cache._hazard("purge-survives-refusal", seqs=seqs)
-    for i, purge in enumerate(purged):
-        for s, highest in purge.items():
+    """What a preparation leaves behind although it was undone. For every ubatch that found its slot,
+    ``purged`` says what it took from each sequence; of that, cells of earlier slots are put back."""
+    taken: set[tuple[int, int]] = set()
+    survives: dict[int, int] = {}  # seq -> highest position that is not put back
+    for i, (slot, purge) in enumerate(zip(slots, purged, strict=True)):
+        for s, cells in purge.items():
+            stream = cache.stream_of(s)
+            highest = max((pos for cell, pos in cells.items() if (stream, cell) not in taken), default=-1)
+            if highest < 0:
+                continue
+            survives[s] = max(highest, survives.get(s, -1))
             earlier = [p for ubatch in ubatches[:i] for p in _positions(ubatch, s)]
-            if earlier and highest >= window.window_start(
-                cache.spec.swa_type, cache.spec.n_swa, min(earlier)
-            ):
+            if earlier and highest >= _start(cache, min(earlier)):
                 cache._hazard("purge-blinds-earlier-ubatch", seq=s, highest=highest)
+        taken |= {
+            (stream, c) for stream, part in zip(slot.strm, slot.idxs, strict=True) for c in part.tolist()
+        }
+    refused = len(slots) < len(ubatches)
+    wanted = [s for s, highest in survives.items() if highest >= _start(cache, cache.seq_pos_max(s) + 1)]
+    if refused and wanted:
+        cache._hazard("purge-survives-refusal", seqs=sorted(wanted))
     after = Before.of(cache)
     if after.half_alive != before.half_alive:
         cache._hazard("undo-misses-position-minus-one")
-    if after.heads != before.heads and len(purged) < len(ubatches):
+    if after.heads != before.heads and refused:
         cache._hazard("heads-exchanged", before=before.heads, after=after.heads)
+
+
+def _start(cache: KVCache, query: int) -> int:
+    """Smallest position that a token at ``query`` sees."""
+    return window.window_start(cache.spec.swa_type, cache.spec.n_swa, query)
 
 
 def _positions(ubatch: Ubatch, seq: int) -> list[int]:
@@ -89,7 +106,7 @@ def _warn_of_eviction(cache: KVCache, stream: int, part: IntArray, ubatch: Ubatc
     for s in {s for i in taken.tolist() for s in table.owners(i)}:
         own = _positions(ubatch, s)
         highest = int(table.pos[taken[table.has(s, table.size)[taken]]].max())
-        if own and highest >= window.window_start(cache.spec.swa_type, cache.spec.n_swa, min(own)):
+        if own and highest >= _start(cache, min(own)):
             cache._hazard("eviction-blinds-own-ubatch", stream, seq=s, highest=highest)
 
 
@@ -139,11 +156,11 @@ def restoring(cache: KVCache, seq: int) -> Iterator[None]:
         yield
         return
     streams = {stream for pair in cache.pending_copies for stream in pair}
-    if streams and (seq == -1 or cache.stream_of(seq) in streams):
-        cache._hazard("restore-under-queued-copy", seqs=sorted(streams))
     had, target = _holders(cache), _positions_of(cache, seq)
     try:
         yield
+        if (streams if seq == -1 else streams & {cache.stream_of(seq)}) & _holders(cache):
+            cache._hazard("restore-under-queued-copy", seqs=sorted(streams))
     except StateError:
         have = _holders(cache)
         changed = had ^ have if seq != -1 else had | have

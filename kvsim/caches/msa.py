@@ -20,6 +20,7 @@ class MSACache(CompositeMemory):
 
     kind = "msa"
     positions = "base"
+    alike = ("base", "idx")
 
     def __init__(self, base: AttentionLeaf, idx: AttentionLeaf) -> None:
         super().__init__({"base": base, "idx": idx}, base.n_seq_max)

@@ -35,8 +35,8 @@ class Reach:
         self.dirty.clear()
 
     def note(self, placement: Placement, ubatch: Ubatch, src0: list[int]) -> list[int]:
-        """A ubatch will be computed: its rows get snapshots; rows that are only moved lose theirs. Returns the
-        sequences that begin in a dirty row."""
+        """A ubatch will be computed: its rows get snapshots; rows that are only moved lose theirs. Returns
+        the sequences that begin in a dirty row."""
         length = ubatch.n_seq_tokens
         begun = [
             s
@@ -73,7 +73,8 @@ class Reach:
         """Positions move; if not all of them, they no longer count tokens."""
         cell = memory.cells.cell_of(seq)
         lo, hi = position_range(p0, p1)
-        if cell >= 0 and (lo > 0 or hi <= memory.cells.pos[cell]):
+        last = memory.cells.pos[cell] if cell >= 0 else -1
+        if lo < hi and (0 < lo <= last or hi <= last):
             owners = owner_ids(memory.cells.owners[cell])
             self.uneven.update(owners)
             memory._hazard("state-knows-last-position-only", seqs=owners)

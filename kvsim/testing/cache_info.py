@@ -162,6 +162,16 @@ _HYBRID_IDX = (
     Config("mrope", _ORDERED_MODEL, _params(2, True, 4), {"attn": 12, "idx": 12}),
 )
 
+_DSV4_MODEL = ModelParams(
+    "deepseek4", (WINDOW, replace(WINDOW, compress_ratio=4), replace(WINDOW, compress_ratio=128)), n_embd=4,
+    rope_type=RopeType.NORM, swa_type=SwaType.STANDARD, n_swa=4, n_embd_head_k_full=4, indexer_head_size=8,
+)  # fmt: skip
+_DSV4 = (
+    Config("tiny", _DSV4_MODEL, _params(3, True, 4), {"raw.base": 20, "raw.swa": 9}),
+    Config("one-sequence", _DSV4_MODEL, _params(1, False, 4), {"raw.base": 20, "raw.swa": 9}),
+    Config("rollback", _DSV4_MODEL, _params(2, False, 5, n_rs_seq=2), {"raw.base": 20, "raw.swa": 10}),
+)
+
 CACHES: dict[str, CacheInfo] = {
     info.kind: info
     for info in (
@@ -174,6 +184,7 @@ CACHES: dict[str, CacheInfo] = {
         CacheInfo("hybrid", _HYBRID, partial=True, removes_any=False),
         CacheInfo("hybrid_iswa", _HYBRID_ISWA, partial=True, removes_any=False),
         CacheInfo("hybrid_idx", _HYBRID_IDX, partial=True, removes_any=False),
+        CacheInfo("dsv4", _DSV4, edits=False, partial=True),
     )
 }
 """Every member of the family that the suites know, by kind."""

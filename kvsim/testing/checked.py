@@ -15,10 +15,10 @@ from typing import Any
 
 from kvsim.batch import Batch
 from kvsim.caches.composite import CompositeMemory
+from kvsim.caches.dsv4 import DSV4Cache
 from kvsim.caches.iswa import WindowPair
 from kvsim.caches.kv import KVCache
 from kvsim.caches.recurrent import RecurrentMemory
-from kvsim.context import Context
 from kvsim.errors import BatchError, CacheUsageError, KvsimError
 from kvsim.events import Event, Observer
 from kvsim.hazard_table import CONTENT
@@ -63,9 +63,7 @@ class Checked:
         self.config = config
         self.histories = Histories()
         self.network = InkNetwork(self.histories)
-        self.context = Context(
-            config.model, config.params, network=self.network, leaves=InkLeaves(sizes=config.sizes)
-        )
+        self.context = config.context(InkLeaves(sizes=config.sizes), self.network)
         self.memory: Memory = self.context.memory
         self.replayer = Replayer(self.context)
         self.ledger = Ledger(parts_of(self.memory, self.histories), config.model.n_pos_per_embd)
@@ -233,14 +231,16 @@ class Checked:
                 named = named_by(event)
                 self._astray |= set(range(self.n_seq_max)) if -1 in named else named
         found = {
-            name: cells_of(leaf) for name, leaf in self.memory.leaves().items() if isinstance(leaf, KVCache)
+            name: cells_of(leaf)
+            for name, leaf in self.memory.leaves().items()
+            if isinstance(leaf, KVCache) and name in self.ledger.parts
         }
         standing = self._refine_states()
         adopted = self._astray | {seq for name in found for seq in self._differing(name, found[name])}
         for name in found if adopted else ():
             part = self.ledger.parts[name]
             assert isinstance(part, AttentionPart)
-            part.adopt(found[name], adopted)
+            part.adopt(found[name], adopted, rows=name not in self._rowless)
         if self._pair is not None:
             full, swa = (found[name] for name in self._pair)
             self._astray |= {seq for seq in adopted if _positions(swa, seq) - _positions(full, seq)}
@@ -368,8 +368,9 @@ UNDONE = "undo-misses-position-minus-one"
 def parts_of(memory: Memory, histories: Histories) -> dict[str, Part]:
     """An empty ledger part for every leaf of a memory."""
     parts: dict[str, Part] = {}
+    compressed = memory.compressed if isinstance(memory, DSV4Cache) else {}
     for name, leaf in memory.leaves().items():
-        if isinstance(leaf, KVCache):
+        if isinstance(leaf, KVCache) and name not in compressed:
             spec = leaf.spec
             rotates = spec.rope_type is not RopeType.NONE
             parts[name] = AttentionPart(
@@ -382,6 +383,8 @@ def parts_of(memory: Memory, histories: Histories) -> dict[str, Part]:
 
 def state_leaves(memory: Memory, flags: int) -> list[str]:
     """The leaves that a saved state with these flags holds."""
+    if isinstance(memory, DSV4Cache):
+        return state_leaves(memory.raw, flags)
     if not isinstance(memory, CompositeMemory):
         return list(memory.leaves())
     return [leaf for _, part in memory.state_parts(flags) for leaf in state_leaves(part, flags)]

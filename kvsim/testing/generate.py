@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from kvsim.context import Fault
 from kvsim.ops import Op
+from kvsim.replay import N_VOCAB
 from kvsim.state import PARTIAL_ONLY
 from kvsim.testing.cache_info import CacheInfo
 
@@ -56,7 +57,7 @@ class World(Protocol):
 
     @property
     def next_token(self) -> int:
-        """A token id that has not been used yet, so that every token is another one."""
+        """A number that has not been used yet, so that no two tokens in a tiny cache are alike."""
 
     def span(self, seq: int) -> tuple[int, int]:
         """Smallest and largest position of a sequence, (-1, -1) if it holds none."""
@@ -89,7 +90,8 @@ def decode(pick: Picker, world: World) -> Op:
     fault = Fault(pick.integer(0, 2), pick.choice(["abort", "alloc", "compute"])) if pick.chance(12) else None
     if pick.chance(8):
         return Op.decode(None, _sections(pick, pos, world.n_pos), seqs, out, fault)
-    return Op.decode(range(world.next_token, world.next_token + len(pos)), pos, seqs, out, fault)
+    tokens = [(world.next_token + i) % N_VOCAB for i in range(len(pos))]
+    return Op.decode(tokens, pos, seqs, out, fault)
 
 
 def _companions(pick: Picker, world: World, seq: int, free: Sequence[int]) -> list[int]:
@@ -152,11 +154,15 @@ def seq_keep(pick: Picker, world: World) -> Op:
 
 
 def seq_add(pick: Picker, world: World) -> Op:
+    if not world.info.edits and not pick.chance(10):
+        return seq_rm(pick, world)  # once positions have moved, every decode would be refused
     seq = _seq(pick, world)
     return Op.seq_add(seq, *_range(pick, world, seq), pick.integer(-5, 4))
 
 
 def seq_div(pick: Picker, world: World) -> Op:
+    if not world.info.edits and not pick.chance(10):
+        return seq_rm(pick, world)
     seq = _seq(pick, world)
     return Op.seq_div(seq, *_range(pick, world, seq), pick.integer(0 if pick.chance(3) else 1, 3))
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.batch import Ubatch
+from kvsim.caches.dsv4 import RawView, per_sequence
 from kvsim.caches.factory import LeafFactory
 from kvsim.caches.kv import KVCache
 from kvsim.caches.kv_view import KVView
@@ -166,8 +167,12 @@ class InkNetwork:
         instances = (ubatch.idx + self.first).astype(np.int32)
         ran = Ran(ubatch.idx.tolist())
         for name, view in views.items():
-            if isinstance(view, KVView) and view.cache.store is not None:
-                self._attend(name, view, instances, ran)
+            if isinstance(view, RawView):
+                self._attend_raw(view, instances, ran)
+            elif isinstance(view, KVView) and view.cache.store is not None:
+                self._write(view, instances)
+                if view.cache.has_mask:
+                    self._attend(name, view, ran)
             elif isinstance(view, RecurrentView):
                 self._remember(view, ubatch, instances, ran)
         self.ran.append(ran)
@@ -192,12 +197,22 @@ class InkNetwork:
                     planes[back, k, 0] = history
         store.write_states("s", il, view.head, planes)
 
-    def _attend(self, name: str, view: KVView, instances: IntArray, ran: Ran) -> None:
+    def _write(self, view: KVView, instances: IntArray) -> None:
+        store = view.cache.store
+        assert isinstance(store, InkStore)
+        store.write(view.k_idxs(), instances, view.ubatch.pos0)
+
+    def _attend_raw(self, view: RawView, instances: IntArray, ran: Ran) -> None:
+        """DeepSeek-V4 writes a shared token once per sequence, and reads the stream of the first one."""
+        assert isinstance(view.cache, KVCache)
+        assert isinstance(view.view, KVView)
+        written = KVView(view.cache, view.written, per_sequence(view.ubatch))
+        self._write(written, (written.ubatch.idx + self.first).astype(np.int32))
+        self._attend(view.cache.name, view.view, ran)
+
+    def _attend(self, name: str, view: KVView, ran: Ran) -> None:
         store, ubatch = view.cache.store, view.ubatch
         assert isinstance(store, InkStore)
-        store.write(view.k_idxs(), instances, ubatch.pos0)
-        if not view.cache.has_mask:
-            return
         mask = view.mask().tolist()
         pos = ubatch.pos0.tolist()
         two_d = ubatch.n_pos >= 3
