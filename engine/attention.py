@@ -29,6 +29,7 @@ def attend(view: KVView, il: int, q: Tensor, mask: Tensor, *, scale: float, n_la
     n, where = view.n_stream, view.streams
     k = store.keys(layer.il, where, view.n_kv)
     v = k[..., :n_latent] if layer.v is None else store.values(layer.il, where, view.n_kv)
+    v = v.to(k.dtype)
     q = hadamard(q, spec.n_rot_k) if spec.n_rot_k else q
     heads = q.to(k.dtype).unflatten(0, (n, -1)).transpose(1, 2)
     if mask.dim() == 2:
@@ -57,7 +58,7 @@ def attend_selected(
 def read_gathered(q: Tensor, k: Tensor, v: Tensor, counts: Tensor, *, scale: float) -> Tensor:
     """Attention of ``q [token, head, dim]`` to cells of its own, ``k, v [token, group, n, head_kv, dim]``. With
     several groups each has its share of the key heads."""
-    n_group = k.shape[1]
+    n_group, v = k.shape[1], v.to(k.dtype)
     if n_group > 1:
         share = k.shape[3] // n_group
         k, v = (torch.stack([x[:, g, :, g * share : (g + 1) * share] for g in range(n_group)], 1) for x in (k, v))
