@@ -66,21 +66,25 @@ class Histories:
         batch = BatchAllocator(1, memory.n_seq_max)
         batch.init(Batch.joined(*[Batch.tokens_of(seq, new) for seq, new in tokens.items()]), memory)
         context = memory.init_batch(batch, n_ubatch)
-        assert context.apply()
         while True:
+            cells = {seq: memory.cells.cell_of(seq) for seq in self.tokens}
+            assert context.apply()
             view = context.views["recurrent"]
             assert isinstance(view, RecurrentView)
             view.set_inputs()
             run_graph(memory, view, context.ubatch)
+            for seq, cell in cells.items():
+                if memory.cells.cell_of(seq) != cell:
+                    self.last_length[seq] = 0  # the state moved to another cell, its snapshots did not
             self.last_length.update(dict.fromkeys(context.ubatch.seq_id_unq, context.ubatch.n_seq_tokens))
             if not context.next():
                 break
-            assert context.apply()
         for seq, new in tokens.items():
             self.tokens[seq] = self.tokens.get(seq, []) + new
 
     def roll_back(self, seq: int, depth: int) -> None:
-        """Where it is exact (R11): one owner, nothing pending, not past the last ubatch."""
+        """Where it is exact (R11): one owner, nothing pending, not past the last ubatch, and no later ubatch
+        has swapped the state into another cell (the gather copies plane 0 alone)."""
         memory = self.memory
         held = self.tokens.get(seq, [])
         cell = memory.cells.cell_of(seq)
