@@ -14,7 +14,7 @@ from kvsim.caches.factory import LeafFactory
 from kvsim.context import Context
 from kvsim.errors import CacheUsageError
 from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
-from kvsim.lanes.changes import explained
+from kvsim.lanes.known_differences import explained
 from kvsim.lanes.llamacpp import EndedError, LlamaCpp, searching_caches
 from kvsim.lanes.session import Answer
 from kvsim.memory import Snapshot
@@ -122,9 +122,8 @@ class Pair:
         try:
             answer = self.live.apply(op, logits=self.ours.network is not None)
         except EndedError as error:
-            if not explained(self.live.version, self.info.kind, op.op, op.args):
+            if not self._explained(op, ends=True):
                 raise self.difference(f"{error}; kvsim answered {ret!r}") from error
-            self._restart("a change since b11434")
             return ret
         if op.op == "decode":
             self.report.codes[str(answer.ret)] += 1
@@ -161,8 +160,17 @@ class Pair:
         except EndedError as ended:
             self._restart(ended.how)
         else:
+            if self._explained(op, ends=False):
+                return
             self.ops.append(op)
             raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim refuses: {error}")
+
+    def _explained(self, op: Op, ends: bool) -> bool:
+        """Whether it is known that this ends one side only; both begin anew then."""
+        why = explained(self.live.version, self.info.kind, op.op, op.args, ends)
+        if why:
+            self._restart(f"known: {why}")
+        return bool(why)
 
     def _restart(self, why: str) -> None:
         self.report.kinds[f"ended ({why})"] += 1

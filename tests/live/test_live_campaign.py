@@ -10,7 +10,7 @@ from live_lane import model_file, needs_library
 from kvsim.caches.kv import KVCache
 from kvsim.lanes import campaign
 from kvsim.lanes.campaign import CONFIGURATIONS
-from kvsim.lanes.changes import explained
+from kvsim.lanes.known_differences import explained
 from kvsim.lanes.pair import Pair, Report
 from kvsim.models.network import MODELS
 from kvsim.models.tiny import TINY
@@ -95,14 +95,34 @@ def test_a_token_that_sees_nothing_ends_the_comparison_of_logits_until_a_clear()
 
 def test_a_change_since_b11434_is_explained() -> None:
     partial, whole = Op.seq_cp(0, 1, 2, -1), Op.seq_cp(0, 1)
-    assert explained("b11549", "hybrid_idx", partial.op, partial.args)
-    assert not explained("b11549", "hybrid_idx", whole.op, whole.args)
-    assert not explained("b11434", "hybrid_idx", partial.op, partial.args)
+    assert explained("b11549", "hybrid_idx", partial.op, partial.args, ends=True)
+    assert not explained("b11549", "hybrid_idx", partial.op, partial.args, ends=False)
+    assert not explained("b11549", "hybrid_idx", whole.op, whole.args, ends=True)
+    assert not explained("b11434", "hybrid_idx", partial.op, partial.args, ends=True)
     pair = Pair(model_file("glm5-next"), CONFIGURATIONS["unified"])
     try:
         pair.perform(Op.decode_run(0, 0, range(6)))
         pair.perform(partial)
-        assert pair.report.kinds["ended (a change since b11434)"] == 1
+        (known,) = [kind for kind in pair.report.kinds if "known" in kind]
+        assert known.startswith("ended (known: since b11434: a copy must be of the whole sequence")
         assert pair.perform(Op.decode_run(0, 0, range(6))) == 0  # both sides are anew
+    finally:
+        pair.close()
+
+
+@pytest.mark.parametrize(("n", "ends"), [(1, False), (2, False), (3, True)])
+def test_deepseek4_survives_a_short_start_at_minus_one(
+    n: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kvsim refuses all of them; only the long one ends llama.cpp."""
+    monkeypatch.setattr("kvsim.lanes.pair.ENDS_TRIED", 1)
+    pair = Pair(model_file("deepseek4"), CONFIGURATIONS["one-sequence"])
+    try:
+        pair.perform(Op.decode_run(0, -1, [7] * n))
+        assert pair.refused
+        (how,) = [kind for kind in pair.report.kinds if kind.startswith("ended")]
+        assert how.startswith(
+            "ended (signal 6)" if ends else "ended (known: a batch that begins at position -1"
+        )
     finally:
         pair.close()
