@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvsim.context import BAD_BATCH
 from kvsim.errors import KvsimError
 from kvsim.ops import Op
 from kvsim.testing import generate
@@ -23,7 +24,7 @@ from kvsim.testing.pipe import PipeSubject
 from kvsim.testing.profiles import PROFILES, Profile, operations
 from kvsim.testing.report import Report
 from kvsim.testing.shrink import shrink
-from kvsim.testing.subject import LedgerSubject, Observes, Subject, subject_named
+from kvsim.testing.subject import LedgerSubject, Observes, Subject, subject_named, supports
 
 SESSION = 400
 """Operations of a session."""
@@ -87,18 +88,17 @@ class Campaign:
     def configs(self) -> list[tuple[CacheInfo, Config]]:
         """The configurations in the order of the sessions. Raises KvsimError if there is none."""
         *_, subject = self.subjects()
+        found = []
         try:
-            able = subject.memories
+            for info in CACHES.values():
+                for config in self.how.configs(info) if self.memory in ("all", info.kind) else ():
+                    if self.config in ("", config.name) and supports(subject, info, config):
+                        found.append((info, config))
         finally:
             subject.close()
-        found = [
-            (info, config)
-            for info in CACHES.values()
-            for config in self.how.configs(info)
-            if self.memory in ("all", info.kind) and info.kind in able and self.config in ("", config.name)
-        ]
         if not found:
-            raise KvsimError(f"nothing to test: the subject knows {', '.join(sorted(able)) or 'no memory'}")
+            known = ", ".join(sorted(subject.memories)) or "no memory"
+            raise KvsimError(f"nothing to test: {subject.name} implements {known}, none of it was asked for")
         return found
 
 
@@ -120,41 +120,51 @@ class Failure:
 def session_of(
     campaign: Campaign, k: int, configs: Sequence[tuple[CacheInfo, Config]]
 ) -> tuple[Report, Failure | None]:
-    """Play session ``k``: what it did, and the difference it ended in, if any."""
+    """Play session ``k``: what it did, and the difference it ended in, if any.
+
+    Where a subject of which only behaviour is compared has parted, both begin anew.
+    """
     info, config = configs[k % len(configs)]
-    report = Report(campaign.plan)
-    watcher = Watcher()
+    report, watcher = Report(campaign.plan), Watcher()
+    subjects = campaign.subjects()
+    pick = generate.SeededPicker(campaign.seed << 32 | k)
+    how = campaign.how.limited_to(subjects[-1].operations)
     begun = time.perf_counter()
     failure = None
     try:
-        match = Match(info, config, campaign.subjects())
-    except DifferenceError as error:
-        return report, Failure(k, info, config, error)
-    how = campaign.how.limited_to(match.subjects[-1].operations)
-    try:
-        _play(match, generate.SeededPicker(campaign.seed << 32 | k), how, report, watcher)
+        while report.ops < SESSION:
+            match = Match(info, config, subjects)
+            for op in _played(match, pick, how, watcher):
+                report.ops += 1
+                watcher.operation(op, match.answer, _violated(match))
+                report.states.add(match.picture)
+                if report.ops == SESSION or (match.parted and subjects[-1].observes is Observes.BEHAVIOUR):
+                    break
     except DifferenceError as error:
         failure = Failure(k, info, config, error)
     finally:
-        match.close()
-    report.ops = len(match.ops)
-    report.by_config[f"{info.kind}/{config.name}"] += len(match.ops)
+        for subject in subjects:
+            subject.close()
+    report.by_config[f"{info.kind}/{config.name}"] += report.ops
     report.facts = watcher.facts
     report.seconds = time.perf_counter() - begun
     return report, failure
 
 
-def _play(match: Match, pick: generate.Picker, how: Profile, report: Report, watcher: Watcher) -> None:
+def _played(match: Match, pick: generate.Picker, how: Profile, watcher: Watcher) -> Iterator[Op]:
+    """Operations, each given after it was performed."""
     leader = match.subjects[0]
     assert isinstance(leader, LedgerSubject)
     leader.checked.watcher = watcher.event
-    exact = match.subjects[-1].observes is Observes.CELLS
     for op in operations(match, pick, how):
         match.perform(op)
-        watcher.operation(op, match.answer, leader.violated() if match.answer == -1 else None)
-        report.states.add(match.picture)
-        if len(match.ops) == SESSION or (match.parted and not exact):
-            return
+        yield op
+
+
+def _violated(match: Match) -> str | None:
+    """The rule for which the last operation was refused as a bad batch."""
+    leader = match.subjects[0]
+    return leader.violated() if match.answer == BAD_BATCH and isinstance(leader, LedgerSubject) else None
 
 
 def run(

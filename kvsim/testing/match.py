@@ -190,10 +190,10 @@ class Match:
 
 
 def hazardous(leader: Subject) -> bool:
-    """Whether the leader's last operation met a hazard after which sequences hold what no caller wants."""
-    return isinstance(leader, LedgerSubject) and any(
-        HAZARDS[event.detail["id"]].kind == CONTENT for event in leader.checked.events
-    )
+    """Whether the leader's last operation met a hazard after which sequences hold what no caller wants, or
+    tokens of another id."""
+    met = [event.detail["id"] for event in leader.checked.events] if isinstance(leader, LedgerSubject) else []
+    return any(HAZARDS[name].kind == CONTENT or name == "cell-keeps-old-token" for name in met)
 
 
 def attention_caches(config: Config) -> dict[str, CacheSpec]:

@@ -22,7 +22,14 @@ from kvsim.models.context_params import resolve
 from kvsim.models.memory_spec import memory_spec
 from kvsim.ops import Op
 from kvsim.testing.cache_info import CACHES, Config
-from kvsim.testing.subject import OPERATIONS, Observes, Picture, Subject, SubjectError
+from kvsim.testing.subject import (
+    OPERATIONS,
+    Observes,
+    Picture,
+    Subject,
+    SubjectError,
+    UnsupportedError,
+)
 from kvsim.trace.describe import header_of
 
 VERSION = 1
@@ -63,7 +70,10 @@ class PipeSubject(Subject):
         if self._process is None:
             self._greet()
         self._i = 0
-        self._take(self._ask({"i": 0, "op": "create", "args": setup(config)}))
+        answer = self._ask({"i": 0, "op": "create", "args": setup(config)})
+        if "unsupported" in answer:
+            raise UnsupportedError(f"{self.name}: {answer['unsupported']}")
+        self._take(answer)
 
     def apply(self, op: Op) -> int | None:
         self._i += 1

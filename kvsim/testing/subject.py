@@ -27,7 +27,7 @@ from kvsim.models.context_params import resolve
 from kvsim.models.memory_spec import memory_spec
 from kvsim.ops import STATES, Op
 from kvsim.replay import Replayer
-from kvsim.testing.cache_info import CACHES, Config
+from kvsim.testing.cache_info import CACHES, CacheInfo, Config
 from kvsim.testing.checked import Checked
 
 Picture = dict[str, Any]
@@ -54,6 +54,10 @@ class SubjectError(KvsimError):
         self.verdict = verdict
 
 
+class UnsupportedError(KvsimError):
+    """A subject does not implement this configuration, which is then left out."""
+
+
 class Subject(ABC):
     """An implementation under test. ``name`` is what reports call it."""
 
@@ -68,7 +72,8 @@ class Subject(ABC):
     def create(self, config: Config) -> None:
         """Begin anew: a cache for this model with these parameters, holding nothing.
 
-        ``config.sizes`` says how many cells per stream it has.
+        ``config.sizes`` says how many cells per stream it has. Raises UnsupportedError for a configuration
+        that the subject does not implement.
         """
 
     @abstractmethod
@@ -85,6 +90,19 @@ class Subject(ABC):
 
     def close(self) -> None:
         """Let go of what :meth:`create` took."""
+
+
+def supports(subject: Subject, info: CacheInfo, config: Config) -> bool:
+    """Whether the subject implements this configuration. One that fails otherwise does: that is a finding."""
+    if info.kind not in subject.memories:
+        return False
+    try:
+        subject.create(config)
+    except UnsupportedError:
+        return False
+    except Exception:
+        return True
+    return True
 
 
 class ContextSubject(Subject):
