@@ -69,8 +69,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Decode:
-    """Tokens of one or more sequences in one batch, ``times`` times over. The result of the last token of each
-    part is wanted, or of ``every`` token."""
+    """Tokens of one or more sequences in one batch, ``times`` times over. Results are wanted of the last
+    token of each part, or of ``every`` token."""
 
     parts: tuple[Part, ...]
     times: int = 1

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from kvsim.errors import CacheUsageError, KvsimError, TraceError
-from kvsim.memory import MAX_SEQ
 from kvsim.models.cache_types import CACHE_TYPES
 from kvsim.models.context_params import CONTEXT_PAD, ContextParams, resolve
 from kvsim.models.known import KNOWN, known_model
@@ -118,8 +117,8 @@ class Setup:
 
     def _check(self) -> None:
         """What does not depend on a model, before anything large is made."""
-        if not 1 <= self.sequences <= MAX_SEQ:
-            raise CacheUsageError(f"n_seq_max = {self.sequences}: from 1 to {MAX_SEQ} sequences are known")
+        if self.sequences < 1:
+            raise CacheUsageError(f"n_seq_max = {self.sequences}: a context has at least 1 sequence")
         if not MIN_CELLS <= self.cells <= MAX_CELLS:
             raise SetupError(f"{self.cells:,} cells: this page plays with {MIN_CELLS} to {MAX_CELLS:,}")
         if self.ubatch < 1:

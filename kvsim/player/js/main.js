@@ -1,9 +1,9 @@
 // The player: mount(parent, payload, options) builds it into any element or shadow root.
 //
 // options: at (first step), theme ("light" | "dark" | "auto"), onAt(step) called when the step changes,
-// height (CSS length). board {left, top, right}: room in pixels that the page around leaves for things of its
-// own beside and above the stage. plain: neither dock nor inspector. onPick(cells): a click picks a cell instead
-// of selecting it, as [lane, cell] in order. Returns {player, update(payload, options), destroy()}.
+// height (CSS length). board: the page around has things of its own beside and above the stage, for which it says
+// --kvs-left, --kvs-top and --kvs-right. plain: neither dock nor inspector. onPick(cells): a click picks a cell
+// instead of selecting it, as [lane, cell] in order. Returns {player, update(payload, options), destroy()}.
 
 import { Model } from "./model.js";
 import { Theme } from "./theme.js";
@@ -30,7 +30,6 @@ export class Player {
     if (options.height) this.root.style.setProperty("--kv-height", options.height);
     this.root.classList.toggle("kv-board", !!options.board);
     this.root.classList.toggle("kv-plain", !!options.plain);
-    for (const [side, room] of Object.entries(options.board ?? {})) this.root.style.setProperty(`--kv-${side}`, `${room}px`);
     this.picks = new Picks(this);
     parent.append(this.root);
     this._build(payload);
@@ -117,8 +116,9 @@ export class Player {
 
   layOut() {
     const { board, plain } = this.options;
-    const width = this.root.clientWidth - (board ? board.left + board.right : 0);
-    if (this.root.clientWidth <= 0 || this._laying) return;
+    const around = getComputedStyle(this.main);
+    const width = this.root.clientWidth - parseFloat(around.paddingLeft) - parseFloat(around.paddingRight);
+    if (!this.root.clientWidth || this._laying) return;
     this._laying = true;
     this.dpr = window.devicePixelRatio || 1;
     if (!this.root.dataset.theme) this.setTheme(this.options.theme ?? "auto");

@@ -13,6 +13,7 @@ import { PURGE } from "./model.js";
 import { HazardNotes } from "./hazards.js";
 
 const HEADER = 47, COMPACT = 38, LENS = 118, MOST_HEIGHT = 12000;
+const WHOLE = 512;  // so many cells are all shown where a recording grows while it is watched: then nothing jumps
 
 export class Stage {
   constructor(player) {
@@ -70,7 +71,8 @@ export class Stage {
   // The largest cells with which lanes and rulers stay in sight; at least half the stage is for the lanes.
   _plan(width, height) {
     const { dpr, model } = this.player;
-    const lanes = this.shown.map((lane) => ({ size: lane.spec.size, reach: model.reach[lane.k], unfolded: lane.unfolded }));
+    const lanes = this.shown.map((lane) => ({ size: lane.spec.size, reach: model.reach[lane.k],
+      unfolded: lane.unfolded || (this.player.root.matches(".kv-board, .kv-plain") && model.total <= WHOLE) }));
     if (this.pitch) {
       const plan = withPitch(lanes, this.pitch, width, dpr);
       if (plan && plan.height <= MOST_HEIGHT) return plan;
