@@ -12,13 +12,19 @@ if str(ROOT) not in sys.path:  # run from a checkout that is not installed
     sys.path.insert(0, str(ROOT))
 
 from app import style  # noqa: E402
-from app.views import replay  # noqa: E402
+from app.views import playground, replay  # noqa: E402
 
 st.set_page_config(page_title="kvsim", page_icon=style.ICON, layout="wide")
 st.html(style.CSS)
 st.logo(style.ICON, size="medium")
 
-PAGES = {"replay": st.Page(replay.show, title="Replay", url_path="replay", default=True)}
+PAGES = {
+    "replay": st.Page(replay.show, title="Replay", url_path="replay", default=True),
+    "playground": st.Page(playground.show, title="Playground", url_path="playground"),
+}
 
 chosen = st.navigation(list(PAGES.values()), position="top")
+asked = PAGES.get(st.query_params.get("page", ""), chosen)
+if chosen is PAGES["replay"] and asked is not chosen:  # a link, which names its page and lands on the first
+    st.switch_page(asked, query_params=st.query_params.to_dict())
 chosen.run()
