@@ -79,9 +79,12 @@ class LlamaCpp:
             command, pass_fds=[theirs.fileno()], env=env, stderr=self._words, stdin=subprocess.DEVNULL
         )
         theirs.close()
-        self.version, self.n_vocab, self.n_seq_max, self.n_embd = self._call(
-            "open", lib, model, params, debug, faults
-        )
+        try:
+            about = self._call("open", lib, model, params, debug, faults)
+        except KvsimError:
+            self.close()
+            raise
+        self.version, self.n_vocab, self.n_seq_max, self.n_embd = about
 
     def __enter__(self) -> Self:
         return self

@@ -135,3 +135,8 @@ def test_a_model_that_does_not_load_is_told_in_llamacpps_words(tmp_path: Path) -
     path.write_bytes(data)
     with pytest.raises(LaneError, match=r"cannot load it: .*output_norm"):
         LlamaCpp(path, UNIFIED)
+
+
+def test_a_library_that_is_missing_is_told_before_anything_runs() -> None:
+    with pytest.raises(LaneError, match="no such file"):
+        LlamaCpp(model_file("llama"), UNIFIED, lib=Path("nowhere.so"))
