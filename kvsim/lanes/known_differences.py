@@ -40,6 +40,14 @@ KNOWN = (
         False,
         "a batch that begins at position -1 ends llama.cpp from three tokens on; kvsim refuses it always",
     ),
+    Known(
+        frozenset({"b11549", "b11434"}),
+        "dsv4",
+        "state_seq_get",
+        lambda args: args["seq"] > 0,
+        False,
+        "a context of one sequence saves nothing of a sequence it does not know; kvsim refuses it like the others",
+    ),
 )
 
 
