@@ -46,7 +46,7 @@ KNOWN = (
         "state_seq_get",
         lambda args: args["seq"] > 0,
         False,
-        "a context of one sequence saves nothing of a sequence it does not know; kvsim refuses it like the others",
+        "a context of one sequence saves nothing of a sequence it does not know; kvsim refuses always",
     ),
 )
 
