@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class KvsimError(Exception):
     """Base of all errors of this package."""
@@ -39,6 +41,10 @@ class BatchError(KvsimError):
         self.found = found
         self.expected = expected
         super().__init__(f"{reason} (rule {rule})")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are made from these arguments, not from the message alone."""
+        return type(self), (self.rule, self.reason, self.token, self.seq, self.found, self.expected)
 
 
 class IntegrityError(KvsimError):

@@ -27,8 +27,8 @@ from kvsim.models.context_params import ContextParams
 from kvsim.models.tiny import tiny_model, write_tiny
 from kvsim.ops import Op
 from kvsim.replay import Replayer
-from kvsim.testing import campaign
-from kvsim.testing.cache_info import CACHES
+from kvsim.testing.difftest import Campaign, run
+from kvsim.testing.report import Report
 
 N_CELLS = 131_072
 REPEATS = 9
@@ -189,7 +189,7 @@ def mask_row(params: ContextParams, n_cells: int, repeats: int) -> Row:
 
 def campaign_row(n_ops: int) -> Row:
     """Seconds an operation of the seeded campaign with every check on."""
-    info = CACHES["kv"]
-    report = campaign.Report()
-    campaign.run(info, info.configs[0], seed=1, n_ops=max(n_ops, 50), report=report)
+    campaign = Campaign(memory="kv", config="tiny")
+    report = Report(campaign.plan)
+    run(campaign, report, max(n_ops, 50))
     return Row("seeded campaign against the ledger, an operation", 1 / report.rate, goal=Goal("rate", 5000))

@@ -8,6 +8,7 @@ sequence; the ledger then takes over what the cells hold.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,8 +34,8 @@ from kvsim.testing.cache_info import CacheInfo, Config
 from kvsim.testing.ink import InkLeaves, InkNetwork, Ran, cells_of, states_of
 from kvsim.trace.header import MEMORIES
 
-PREPARE = "prepare"
-"""An operation of ours beside those of the trace format: prepare the batch of a decode, and leave it."""
+REHEARSED = 32
+"""One in so many decodes is prepared on a copy first, and not carried out."""
 
 
 class CheckError(KvsimError):
@@ -83,6 +84,7 @@ class Checked:
         self.states: dict[int, Saved] = {}
         self.refusal: CacheUsageError | None = None
         self.full = False
+        self._n_decodes = 0
         self.n_seq_max = self.memory.n_seq_max
         self.n_pos = config.model.n_pos_per_embd
         self.n_batch = self.context.resolved.n_batch
@@ -133,9 +135,10 @@ class Checked:
         self.ops.append(op)
         self.events = []
         self._purged = set()
-        if op.op == PREPARE:
-            self._try_batch(op)
-            return None
+        if op.op == "decode":
+            self._n_decodes += 1
+            if self._n_decodes % REHEARSED == 0:
+                copy.deepcopy(self)._rehearse(op)
         self.network.ran = []
         first = self.network.first
         self.refusal, self.full = None, False
@@ -302,8 +305,9 @@ class Checked:
         elif op.op == "decode" and ret == 1:
             self._check_no_trace(self._before, after)
 
-    def _try_batch(self, op: Op) -> None:
-        """Prepare a batch and throw it away: nothing may have changed but what llama.cpp changes too."""
+    def _rehearse(self, op: Op) -> None:
+        """Prepare a batch and throw it away: nothing may have changed but what llama.cpp changes too. This is
+        done on a copy, because it does leave a little."""
         args = op.args
         if args["tokens"] is None:
             return

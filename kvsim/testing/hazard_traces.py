@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvsim.caches.factory import LeafFactory
 from kvsim.context import Fault
 from kvsim.ops import Op
-from kvsim.replay import Replayer
 from kvsim.state import ON_DEVICE, PARTIAL_ONLY
 from kvsim.testing.cache_info import CACHES, Config
-from kvsim.trace import Step, TraceWriter
+from kvsim.testing.recorded import steps_of, write_steps
 from kvsim.trace.describe import header_of
 
 FOLDER = "fixtures/hazards"
@@ -167,28 +165,12 @@ CASES: dict[str, Case] = {
 """Hazard -> how it is met."""
 
 
-def steps_of(case: Case) -> list[Step]:
-    """The case performed on a fresh context, as the steps of a trace."""
-    context = case.config.context(LeafFactory(sizes=case.config.sizes), recording=True)
-    replayer = Replayer(context)
-    steps = []
-    for i, op in enumerate([Op("init"), *case.ops]):
-        ret = replayer.apply(op.op, op.args)
-        ubatches = [record.json for record in context.records] if op.op == "decode" else None
-        extra = {"size": ret} if op.op.endswith("_get") else {}
-        after = context.memory.snapshot().to_json()
-        steps.append(Step(i, op.op, op.args, ret, ubatches, after, extra))
-    return steps
-
-
 def write(folder: Path) -> None:
     """Write the trace of every case."""
-    for hazard, case in CASES.items():
-        config = case.config
+    for hazard, met in CASES.items():
+        config = met.config
         header = header_of(config.model, config.params, sizes=config.sizes, name=config.name)
-        with TraceWriter(folder / f"{hazard}.jsonl.gz", header) as writer:
-            for step in steps_of(case):
-                writer.write(step)
+        write_steps(folder / f"{hazard}.jsonl.gz", header, steps_of(config, met.ops))
 
 
 if __name__ == "__main__":

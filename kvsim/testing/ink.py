@@ -7,8 +7,10 @@ stale, was zeroed or not turned is told apart from rounding.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +37,21 @@ class InkStore(KVStore):
 
     def __init__(self, spec: CacheSpec) -> None:
         super().__init__(spec.layers, spec.n_stream, spec.size, spec.v_trans)
-        first = self.k[spec.layers[0].il]
-        if first.shape[-1] < INK_BYTES:
-            raise ValueError(
-                f"key rows of {first.shape[-1]} bytes are too short for {INK_BYTES} bytes of ink"
-            )
-        ink: NDArray[np.int32] = first[..., :INK_BYTES].view(np.int32)
+        self._first = spec.layers[0].il
+        if self.k[self._first].shape[-1] < INK_BYTES:
+            raise ValueError(f"key rows of less than {INK_BYTES} bytes are too short for ink")
+        self._look_at_rows()
+
+    def _look_at_rows(self) -> None:
+        ink: NDArray[np.int32] = self.k[self._first][..., :INK_BYTES].view(np.int32)
         self.instance, self.turned = ink[..., 0], ink[..., 1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InkStore:
+        """A copy looks at its own rows."""
+        twin = copy.copy(self)
+        twin.k, twin.v = copy.deepcopy(self.k, memo), copy.deepcopy(self.v, memo)
+        twin._look_at_rows()
+        return twin
 
     def apply_shift(self, shift: IntArray) -> None:
         self.turned += shift

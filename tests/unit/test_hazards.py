@@ -18,7 +18,8 @@ from kvsim.ops import Op
 from kvsim.replay import Replayer, context_of
 from kvsim.testing.cache_info import CACHES
 from kvsim.testing.checked import Checked, CheckError
-from kvsim.testing.hazard_traces import CASES, Case, steps_of, write
+from kvsim.testing.hazard_traces import CASES, Case, write
+from kvsim.testing.recorded import steps_of
 from kvsim.trace import compare_step, read_trace
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +76,8 @@ def test_the_trace_meets_the_hazard_and_no_operation_can_be_spared(hazard: str) 
 def test_the_trace_in_the_fixtures_is_what_kvsim_does(hazard: str) -> None:
     trace = read_trace(str(ROOT / HAZARDS[hazard].trace))
     replayer = Replayer(context_of(trace.header))
-    for recorded, ours in zip(trace, steps_of(CASES[hazard]), strict=True):
+    case = CASES[hazard]
+    for recorded, ours in zip(trace, steps_of(case.config, case.ops), strict=True):
         assert compare_step(recorded, ours) == []
         assert replayer.apply(recorded.op, recorded.args) == recorded.ret
 
