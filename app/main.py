@@ -12,7 +12,7 @@ if str(ROOT) not in sys.path:  # run from a checkout that is not installed
     sys.path.insert(0, str(ROOT))
 
 from app import style  # noqa: E402
-from app.views import playground, replay  # noqa: E402
+from app.views import memory, playground, replay  # noqa: E402
 
 st.set_page_config(page_title="kvsim", page_icon=style.ICON, layout="wide")
 st.html(style.CSS)
@@ -21,6 +21,7 @@ st.logo(style.ICON, size="medium")
 PAGES = {
     "replay": st.Page(replay.show, title="Replay", url_path="replay", default=True),
     "playground": st.Page(playground.show, title="Playground", url_path="playground"),
+    "memory": st.Page(memory.show, title="Memory", url_path="memory"),
 }
 
 chosen = st.navigation(list(PAGES.values()), position="top")

@@ -20,7 +20,11 @@ ICON = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32" width="32" 
 _RULES = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 
 CSS = f"""<style>
-:root {{ {palette.verdict_css("light")} }}
-@media (prefers-color-scheme: dark) {{ :root {{ {palette.verdict_css("dark")} }} }}
+{palette.page_css(".stApp")}
 {_RULES}</style>
 """
+
+
+def sheet(file: Path) -> str:
+    """The rules that only one page needs, for ``st.html``."""
+    return f"<style>{file.read_text(encoding='utf-8')}</style>"

@@ -54,7 +54,9 @@ def css(root: str = ".kv") -> str:
     return "\n".join(rules)
 
 
-def verdict_css(theme: str) -> str:
-    """The two verdict colours as CSS variables for Streamlit's own elements."""
-    column = 0 if theme == "light" else 1
-    return " ".join(f"--kvs-{name}: {TOKENS[name][column]};" for name in ("agrees", "fail"))
+def page_css(root: str) -> str:
+    """The colours as variables (``--kvs-ink``, ``--kvs-seq-0``) that follow the colour scheme of ``root``."""
+    pairs = dict(TOKENS)
+    pairs |= {f"seq-{i}": pair for i, pair in enumerate(zip(*SEQUENCES.values(), strict=True))}
+    body = " ".join(f"--kvs-{name}: light-dark({light}, {dark});" for name, (light, dark) in pairs.items())
+    return f"{root} {{ {body} }}"

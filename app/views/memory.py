@@ -1,0 +1,191 @@
+"""Memory: what does it cost?
+
+The bytes of a configuration by part, exactly as llama.cpp sizes them, beside what one change would make of
+them; and how full the memory of a recording was, in how many pieces its free cells lay.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from app import component, recordings, style
+from app.memory_page import drawing
+from app.memory_page.costs import Cost, alternatives, cost, explanation, in_words, kind_of, summary
+from app.memory_page.occupancy import History, history
+from app.memory_page.setting import LIMITS, MODELS, TYPES, Setting, model_of
+from kvsim.errors import ModelError
+from kvsim.models.context_params import ROLLBACK_ARCHS
+from kvsim.models.gguf_header import read_model
+from kvsim.models.params import ModelParams, SwaType
+
+FILE = Path(__file__).parents[1] / "memory_page" / "page.css"
+MAX_UPLOAD_MIB = 64
+FIRST_TRACES = {"iswa": "iswa/gemma3-swa20-uni-c512"}  # else the first of its kind
+
+
+@st.cache_data(max_entries=24, show_spinner=False)
+def _history(name: str) -> History:
+    trace = recordings.trace_of(recordings.path_of(name), name)
+    return history(trace.header, trace)
+
+
+def show() -> None:
+    """The page."""
+    st.html(style.sheet(FILE))
+    with st.container(key="memory-page"):
+        left, right = st.columns(2)
+        with left:
+            setting, model = _configure()
+        with right:
+            if model is not None:
+                _costs(model, setting)
+
+
+# -- the configuration -------------------------------------------------------------------------
+
+
+def _configure() -> tuple[Setting, ModelParams | None]:
+    state = st.session_state
+    if "memory" not in state:
+        state.memory = Setting.from_query(st.query_params)
+    old: Setting = state.memory
+    st.html('<div class="kvm-side">Model</div>')
+    model_name, model = _model(old)
+    st.html('<div class="kvm-side">Context</div>')
+    new = _context(model_name, old, model) if model else old
+    state.memory = new
+    _remember(new)
+    component.link()
+    return new, model
+
+
+def _model(old: Setting) -> tuple[str, ModelParams | None]:
+    state = st.session_state
+    name = st.selectbox(
+        "Architecture", MODELS, MODELS.index(old.model), key="memory-model", on_change=_picked
+    )
+    with st.popover("Read a GGUF header", icon=":material/upload:", width="stretch"):
+        st.file_uploader(
+            f"A model file, up to {MAX_UPLOAD_MIB} MiB",
+            key="memory-file",
+            max_upload_size=MAX_UPLOAD_MIB,
+            on_change=_uploaded,
+            help="Only the header is read. Larger files: kvsim memory --gguf FILE reads them where they lie.",
+        )
+    uploaded = state.get("memory-gguf")
+    if uploaded is None:
+        return name, model_of(name)
+    file_name, model = uploaded
+    if isinstance(model, ModelError):
+        st.error(f"{file_name}: {model}. The model above is used meanwhile.")
+        return name, model_of(name)
+    st.text(f"{file_name}: {model.arch}, {model.n_layer} layers")
+    return name, model
+
+
+def _picked() -> None:
+    st.session_state.pop("memory-gguf", None)
+
+
+def _uploaded() -> None:
+    """Read the header now and keep the model, not the file."""
+    state = st.session_state
+    file = state.get("memory-file")
+    state.pop("memory-gguf", None)
+    if file is None:
+        return
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as copy:
+        copy.write(file.getvalue())
+        copy.flush()
+        try:
+            found: Any = read_model(copy.name)
+        except ModelError as error:
+            found = ModelError(str(error).replace(f"{copy.name}: ", ""))
+    state["memory-gguf"] = (file.name, found)
+
+
+def _context(name: str, old: Setting, model: ModelParams) -> Setting:
+    n_ctx = _number("n_ctx", old.n_ctx, "Context, tokens", least=1)
+    one, two = st.columns(2)
+    with one:
+        n_seq_max = _number("n_seq_max", old.n_seq_max, "Sequences", least=1)
+    with two:
+        n_ubatch = _number("n_ubatch", old.n_ubatch, "Ubatch", least=1)
+    with one:
+        type_k = st.selectbox("K type", TYPES, TYPES.index(old.type_k), key="memory-type_k")
+    with two:
+        type_v = st.selectbox("V type", TYPES, TYPES.index(old.type_v), key="memory-type_v")
+    streams, swa_full, n_rs_seq = old.streams, old.swa_full, old.n_rs_seq
+    if n_seq_max > 1:
+        streams = _either("Buffer", "unified", "streams", streams, "memory-streams")
+    if model.swa_type is not SwaType.NONE:
+        swa_full = _either("Window cache", "window", "swa_full", swa_full, "memory-swa_full")
+    if model.arch in ROLLBACK_ARCHS:
+        n_rs_seq = _number("n_rs_seq", n_rs_seq, "Rollback snapshots", least=0)
+    return Setting(name, n_ctx, n_seq_max, n_ubatch, type_k, type_v, streams, swa_full, n_rs_seq)
+
+
+def _number(name: str, value: int, label: str, least: int) -> int:
+    most = LIMITS[name]
+    return int(st.number_input(label, least, most, min(max(value, least), most), key=f"memory-{name}"))
+
+
+def _either(label: str, off: str, on: str, value: bool, key: str) -> bool:
+    chosen = st.segmented_control(label, (off, on), default=on if value else off, key=key, width="stretch")
+    return value if chosen is None else chosen == on
+
+
+def _remember(setting: Setting) -> None:
+    wanted = {"page": "memory", **setting.to_query()}
+    if "trace" in st.query_params:
+        wanted["trace"] = st.query_params["trace"]
+    if st.query_params.to_dict() != wanted:
+        st.query_params.from_dict(wanted)
+
+
+# -- what it costs -----------------------------------------------------------------------------
+
+
+def _costs(model: ModelParams, setting: Setting) -> None:
+    own = cost(model, setting)
+    if own.refusal:
+        st.error(f"llama.cpp refuses this: {own.refusal}")
+        return
+    others = list(alternatives(model, setting))
+    words = f"{own.total:,} bytes: {summary(model)}"
+    st.html(f'<div class="kvm-total"><b>{in_words(own.total)}</b><span>{words}</span></div>')
+    st.html(drawing.bars(own, others))
+    left, right = st.columns(2, gap="medium")
+    with left:
+        _by_part(model, setting, own)
+    with right:
+        _over_a_trace(kind_of(model, setting))
+
+
+def _by_part(model: ModelParams, setting: Setting, own: Cost) -> None:
+    st.html(_head("By part", "as configured; without weights and compute buffers"))
+    st.html(drawing.table(own.parts))
+    notes = " ".join(explanation(model, setting))
+    st.html(f'<div class="kvm-note">{notes}</div>')
+
+
+def _over_a_trace(kind: str) -> None:
+    st.html(_head("Occupancy over a recording", "dark: used; pale: free in pieces; blank: longest free run"))
+    names = recordings.bundled()
+    asked = st.query_params.get("trace", "")
+    usual = FIRST_TRACES.get(kind, f"{kind}/")
+    first = asked if asked in names else next((n for n in names if n.startswith(usual)), names[0])
+    name = st.selectbox(
+        "Recording", names, names.index(first), key=f"memory-trace-{kind}", label_visibility="collapsed"
+    )
+    if name != first:
+        st.query_params["trace"] = name
+    st.html(drawing.curves(_history(name), name))
+
+
+def _head(title: str, more: str) -> str:
+    return f'<div class="kvm-head">{title}<small>{more}</small></div>'
