@@ -1,0 +1,418 @@
+"""llama-server's slots (``tools/server/server-context.cpp: update_slots``).
+
+Each round: conversations that are full are shifted; every slot that generates adds the token it sampled last;
+then, slot by slot, prompts fill the batch up to ``n_batch``. The batch is decoded; if no cell is free, an idle
+slot is emptied (unified caches only) or half the batch is tried, down to one token, and then everyone is sent
+away. Requests wait in order for a free slot: the one that holds most of the prompt already, else the one that
+was used longest ago.
+
+Left out: the host-side store of whole prompts (the server as with ``--cache-ram 0``), drafts, several answers to
+one prompt, embeddings, images, message boundaries as places for checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from kvsim import window
+from kvsim.caches.kv import KVCache
+from kvsim.context import OK, Context
+from kvsim.models.params import SwaType
+from kvsim.policies.checkpoints import Checkpoints
+from kvsim.policies.context_shift import ContextShift
+from kvsim.policies.prefix_reuse import ReuseReport, common_prefix, reuse
+from kvsim.policies.slot import Slot
+from kvsim.workload.account import Account, CacheSample, Sample
+from kvsim.workload.bulk import BulkDecoder, Run
+from kvsim.workload.config import NarrowLeaves, ServerConfig
+from kvsim.workload.cost import CostModel
+from kvsim.workload.request import Request
+
+CHECKPOINT_BEFORE_END = 4
+"""A prompt's last tokens are decoded apart, so that a checkpoint can be made just before them."""
+
+
+@dataclass
+class Task:
+    """A request that a slot serves: ``n_sampled`` tokens of its answer are there, the last not yet decoded."""
+
+    request: Request
+    prompt: list[int]
+    report: ReuseReport | None = None
+    n_sampled: int = 0
+
+    @property
+    def generating(self) -> bool:
+        return self.n_sampled > 0
+
+    @property
+    def n_left(self) -> int:
+        """Tokens still to be sampled."""
+        return self.request.n_answer - self.n_sampled
+
+
+class ServerSlot:
+    """A slot: its conversation, its checkpoints, what it serves (None: idle), when it was last used."""
+
+    def __init__(self, context: Context, index: int, config: ServerConfig) -> None:
+        self.held = Slot(context, seq=index)
+        kept = Checkpoints(self.held, max(1, config.ctx_checkpoints), config.checkpoint_min_step)
+        self.checkpoints = kept if config.ctx_checkpoints and kept.useful else None
+        self.task: Task | None = None
+        self.last_used = -1
+
+    def forget(self) -> None:
+        self.held.forget()
+        if self.checkpoints is not None:
+            self.checkpoints.kept.clear()
+
+
+class SlotServer:
+    """The policy. ``bulk`` False makes every step a decode of its own (for tests; the outcome is the same)."""
+
+    name = "llama-server"
+
+    def __init__(self, config: ServerConfig, cost: CostModel, account: Account, bulk: bool = True) -> None:
+        self.config = config
+        self.cost = cost
+        self.account = account
+        self.context = Context(config.model, config.params, leaves=NarrowLeaves())
+        self.decoder = BulkDecoder(self.context, bulk)
+        self.slots = [ServerSlot(self.context, i, config) for i in range(self.context.resolved.n_seq_max)]
+        self.queue: deque[Request] = deque()
+        self.shift = ContextShift(config.n_keep) if config.ctx_shift and self.context.memory.can_shift else None
+        self._releases = 0
+
+    # -- what a simulation asks ----------------------------------------------------------------
+
+    def offer(self, request: Request) -> None:
+        """Let a request wait."""
+        totals = self.account.totals
+        totals.requests += 1
+        totals.prompt += request.n_prompt
+        totals.answer += request.n_answer
+        self.queue.append(request)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue) or any(slot.task for slot in self.slots)
+
+    def advance(self, clock: float, until: float) -> float:
+        """Do a round, or many rounds of nothing but generation, and return the time then. A free slot lets no
+        round begin at ``until`` or later, since a request comes then."""
+        self._launch(clock)
+        steps = self._plain_steps()
+        return self._generate(clock, until, steps) if steps else self._round(clock)
+
+    def sample(self, clock: float) -> Sample:
+        """The caches as they are now."""
+        caches = {cache.name: sample_cache(cache, len(self.slots)) for cache in self.decoder.caches}
+        serving = sum(slot.task is not None for slot in self.slots)
+        totals = self.account.totals
+        return Sample(
+            clock, len(self.queue), serving, totals.failed_decodes, totals.reprocessed, caches
+        )  # fmt: skip
+
+    # -- admitting -----------------------------------------------------------------------------
+
+    def _launch(self, clock: float) -> None:
+        while self.queue and any(slot.task is None for slot in self.slots):
+            request = self.queue.popleft()
+            task = Task(request, request.tokens())
+            self._choose(task.prompt).task = task
+            self.account.wait.add(clock - request.arrival)
+
+    def _choose(self, prompt: Sequence[int]) -> ServerSlot:
+        """The free slot that holds the largest part of the prompt, if that is enough; else the one whose last
+        use is longest ago, and of equal ones the last."""
+        free = [slot for slot in self.slots if slot.task is None]
+        best, best_part = None, 0.0
+        for slot in free:
+            part = common_prefix(slot.held.tokens, prompt) / max(1, len(prompt))
+            if part > best_part and part > self.config.slot_prompt_similarity:
+                best, best_part = slot, part
+        return best or min(reversed(free), key=lambda slot: slot.last_used)
+
+    # -- rounds of nothing but generation ------------------------------------------------------
+
+    def _plain_steps(self) -> int:
+        """How many rounds only generate: until the first answer ends or conversation is full; 0: not this."""
+        serving = [slot for slot in self.slots if slot.task is not None]
+        if not serving or not all(slot.task and slot.task.generating for slot in serving):
+            return 0
+        return min(min(slot.task.n_left, self._room(slot)) for slot in serving if slot.task)
+
+    def _room(self, slot: ServerSlot) -> int:
+        """Tokens that a conversation can take before it is full."""
+        return max(0, slot.held.n_ctx - 1 - len(slot.held.tokens))
+
+    def _generate(self, clock: float, until: float, n_steps: int) -> float:
+        serving = [slot for slot in self.slots if slot.task is not None]
+        seconds = self.cost.step_seconds([len(slot.held.tokens) for slot in serving], n_steps)
+        times = np.cumsum(np.concatenate(([clock], seconds)))
+        if len(serving) < len(self.slots) and until < inf:
+            n_steps = min(n_steps, int(np.searchsorted(times[1:], until)) + 1)
+        runs = [_next_tokens(slot, n_steps) for slot in serving]
+        used = self._used()
+        made = self.decoder.steps(runs)
+        if not made:
+            return self._round(clock)
+        self._count(used, made * len(runs))
+        self.account.totals.decodes += made
+        self.account.totals.fed_back += made * len(runs)
+        for slot, run in zip(serving, runs, strict=True):
+            assert slot.task is not None
+            slot.held.tokens += run.tokens[:made]
+            slot.task.n_sampled += made
+        clock = float(times[made])
+        for slot in serving:
+            self._after_token(slot, clock)
+        return clock
+
+    # -- one round -----------------------------------------------------------------------------
+
+    def _round(self, clock: float) -> float:
+        self._shift_full()
+        runs = [_next_tokens(slot, 1) for slot in self.slots if slot.task and slot.task.generating]
+        left = self.context.resolved.n_batch - len(runs)
+        for slot in self.slots:
+            if slot.task is not None and not slot.task.generating and left > 0:
+                run = self._prompt_part(slot, left, clock)
+                if run is not None:
+                    runs.append(run)
+                    left -= len(run.tokens)
+        return self._decode(runs, clock)
+
+    def _shift_full(self) -> None:
+        if self.shift is None:
+            return
+        for slot in self.slots:
+            if slot.task and slot.task.generating and self.shift.due(slot.held):
+                plan = self.shift.apply(slot.held)
+                if slot.checkpoints is not None:
+                    slot.checkpoints.kept.clear()
+                self.account.totals.shifts += 1
+                self.account.totals.shifted_cells += plan.n_moved
+                self.account.totals.forgotten += plan.n_discard
+
+    def _prompt_part(self, slot: ServerSlot, left: int, clock: float) -> Run | None:
+        """The next part of a prompt, at most ``left`` tokens; None if the request was sent away."""
+        task, held = slot.task, slot.held
+        assert task is not None
+        n_prompt = len(task.prompt)
+        if task.report is None:
+            if n_prompt == 0:
+                self._finish(slot, clock)
+                return None
+            if n_prompt >= held.n_ctx:
+                self._refuse(slot, clock, "rejected")
+                return None
+            self._start(slot, task)
+        start = len(held.tokens)
+        end = min(n_prompt, start + left)
+        if slot.checkpoints is not None:
+            end = min(end, self._next_stop(n_prompt, start))
+            self._checkpoint(slot, slot.checkpoints, start, end, n_prompt)
+        return Run(held.seq, start, task.prompt[start:end])
+
+    def _start(self, slot: ServerSlot, task: Task) -> None:
+        """Keep what the slot holds of the prompt, and note why not more."""
+        was_empty = not slot.held.tokens
+        bytes_read = slot.held.cost.bytes_read
+        report = task.report = reuse(slot.held, task.prompt, self.config.cache_reuse, slot.checkpoints)
+        self.account.totals.restored += slot.held.cost.bytes_read > bytes_read
+        self.account.totals.reused += report.n_past
+        self.account.hits += report.n_past > 0
+        if report.obstacles:
+            self.account.reasons.update(each.code for each in report.obstacles)
+        elif report.n_lost:
+            self.account.reasons["one token must be decoded"] += 1
+        elif report.n_matched == 0:
+            self.account.reasons["the slot was empty" if was_empty else "nothing in common"] += 1
+
+    def _next_stop(self, n_prompt: int, start: int) -> int:
+        """Where the part of a prompt that begins at ``start`` must end, so that a checkpoint can be made."""
+        resolved = self.context.resolved
+        offsets = (CHECKPOINT_BEFORE_END + resolved.n_ubatch, CHECKPOINT_BEFORE_END)
+        stops = [n_prompt - min(resolved.n_batch, offset) for offset in offsets]
+        return min((stop for stop in stops if stop > start), default=n_prompt)
+
+    def _checkpoint(self, slot: ServerSlot, kept: Checkpoints, start: int, end: int, n_prompt: int) -> None:
+        """Keep a checkpoint of what is there before this part, by the server's rules for when it is worth it."""
+        near_end = n_prompt < end + self.context.resolved.n_ubatch
+        if start == 0 or (end < n_prompt and not near_end):
+            return
+        if kept.kept and not near_end and start <= kept.kept[-1].n_tokens + self.config.checkpoint_min_step:
+            return
+        if kept.create() is not None:
+            totals = self.account.totals
+            totals.checkpoints += 1
+
+    # -- decoding ------------------------------------------------------------------------------
+
+    def _decode(self, runs: Sequence[Run], clock: float) -> float:
+        """Decode a batch, in parts if there is no room for all of it; what was sampled then follows."""
+        n_tokens = sum(len(run.tokens) for run in runs)
+        n_batch, at = self.context.resolved.n_batch, 0
+        while at < n_tokens:
+            view = _cut(runs, at, at + min(n_batch, n_tokens - at))
+            used = self._used()
+            if self.decoder.decode(view) == OK:
+                clock += self.cost.seconds([(run.start, len(run.tokens)) for run in view])
+                self._count(used, sum(len(run.tokens) for run in view))
+                self.account.totals.decodes += 1
+                self._decoded(view, clock)
+                at += sum(len(run.tokens) for run in view)
+                n_batch = self.context.resolved.n_batch
+                continue
+            failure = self.context.last_failure
+            if failure is not None and failure.slot is not None:
+                self.account.failed(clock, failure.slot)
+            if n_batch == 1:
+                self._abort(clock)
+                break
+            if not self._empty_an_idle_slot():
+                n_batch //= 2
+        return clock
+
+    def _decoded(self, view: Sequence[Run], clock: float) -> None:
+        """Bookkeeping of a decode: tokens are there, prompts may be through, the next token is sampled."""
+        totals = self.account.totals
+        for run in view:
+            slot = self.slots[run.seq]
+            task = slot.task
+            assert task is not None
+            slot.held.tokens += run.tokens
+            if task.generating:
+                totals.fed_back += 1
+            else:
+                assert task.report is not None
+                again = max(0, min(run.start + len(run.tokens), task.report.n_matched) - run.start)
+                totals.reprocessed += again
+                totals.computed += len(run.tokens) - again
+                if len(slot.held.tokens) < len(task.prompt):
+                    continue
+                self.account.first_token.add(clock - task.request.arrival)
+            task.n_sampled += 1
+            self._after_token(slot, clock)
+
+    def _after_token(self, slot: ServerSlot, clock: float) -> None:
+        """A token was sampled: is the answer complete, or the conversation full?"""
+        assert slot.task is not None
+        if slot.task.n_left <= 0:
+            self._finish(slot, clock)
+        elif self.shift is None and self._room(slot) == 0:
+            self._finish(slot, clock)
+
+    def _empty_an_idle_slot(self) -> bool:
+        if not self.context.resolved.kv_unified:
+            return False
+        for slot in self.slots:
+            if slot.task is None and slot.held.tokens:
+                slot.forget()
+                self.account.totals.purged_slots += 1
+                return True
+        return False
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def _finish(self, slot: ServerSlot, clock: float) -> None:
+        task = slot.task
+        assert task is not None
+        totals = self.account.totals
+        made = min(task.n_sampled, task.request.n_answer)
+        totals.generated += made
+        totals.cut += task.request.n_answer - made
+        if task.prompt and made < task.request.n_answer:
+            totals.truncated += 1
+        else:
+            totals.finished += 1
+        self.account.latency.add(clock - task.request.arrival)
+        self._release(slot)
+
+    def _refuse(self, slot: ServerSlot, clock: float, how: str) -> None:
+        """Send a request away; what of its prompt was not decoded or reused is refused."""
+        task = slot.task
+        assert task is not None
+        totals = self.account.totals
+        if not task.generating:
+            totals.refused += len(task.prompt) - (0 if task.report is None else len(slot.held.tokens))
+        made = min(task.n_sampled, task.request.n_answer)
+        totals.generated += made
+        totals.cut += task.request.n_answer - made
+        setattr(totals, how, getattr(totals, how) + 1)
+        self._release(slot)
+
+    def _release(self, slot: ServerSlot) -> None:
+        slot.task = None
+        self._releases += 1
+        slot.last_used = self._releases
+
+    def _abort(self, clock: float) -> None:
+        """Not even one token found room: everyone who is served is sent away and their cells are freed."""
+        for slot in self.slots:
+            if slot.task is not None:
+                self._refuse(slot, clock, "aborted")
+                slot.forget()
+
+    # -- counting ------------------------------------------------------------------------------
+
+    def _used(self) -> int:
+        return sum(table.used for cache in self.decoder.caches for table in cache.cells)
+
+    def _count(self, used: int, n_tokens: int) -> None:
+        """Cells that placing ``n_tokens`` in every cache took from the windows: overwritten, or purged."""
+        totals = self.account.totals
+        totals.decoded += n_tokens
+        totals.reclaimed += used + n_tokens * len(self.decoder.caches) - self._used()
+        totals.searched = self.decoder.n_searched
+
+
+def _next_tokens(slot: ServerSlot, n: int) -> Run:
+    """The token that was sampled last, and those that will be, ``n`` in all."""
+    assert slot.task is not None
+    at = slot.task.n_sampled - 1
+    return Run(slot.held.seq, len(slot.held.tokens), slot.task.request.answer[at : at + n])
+
+
+def _cut(runs: Sequence[Run], lo: int, hi: int) -> list[Run]:
+    """Tokens [lo, hi) of a batch of runs."""
+    out, at = [], 0
+    for run in runs:
+        a, b = max(lo - at, 0), min(hi - at, len(run.tokens))
+        if a < b:
+            out.append(Run(run.seq, run.start + a, run.tokens[a:b]))
+        at += len(run.tokens)
+    return out
+
+
+def sample_cache(cache: KVCache, n_slots: int) -> CacheSample:
+    """A cache as it is now. Sequences of a server have no gaps, so that ends tell counts."""
+    live, passed = [0] * n_slots, [0] * n_slots
+    for s in range(n_slots):
+        lo, hi = cache.seq_pos_min(s), cache.seq_pos_max(s)
+        if hi >= 0:
+            live[s] = hi - lo + 1
+        if hi >= 0 and cache.spec.swa_type is not SwaType.NONE:
+            start = window.window_start(cache.spec.swa_type, cache.spec.n_swa, hi + 1)
+            passed[s] = max(0, min(start - lo, live[s]))
+    holes = [_holes(table.pos == -1) for table in cache.cells]
+    return CacheSample(
+        used=sum(table.used for table in cache.cells),
+        reclaimable=sum(passed),
+        largest_hole=max(int(each.max(initial=0)) for each in holes),
+        holes=sum(len(each) for each in holes),
+        live_by_slot=tuple(live),
+        reclaimable_by_slot=tuple(passed),
+    )
+
+
+def _holes(free: np.ndarray) -> np.ndarray:
+    """Lengths of the runs of free cells."""
+    edges = np.flatnonzero(np.diff(free.astype(np.int8), prepend=0, append=0))
+    return edges[1::2] - edges[::2]
