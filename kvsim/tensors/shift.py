@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -100,12 +101,15 @@ class KeyShift:
             self._turn_block(row, turn)
             block[...] = row
 
+    @cached_property
+    def _zeros(self) -> U8:
+        return encode(self.kind.name, np.zeros(self.n_head * self.head_size, np.float32))
+
     def _holds_nothing(self, block: U8) -> bool:
         """Whether no row was ever written: zero bytes, or, once quantised rows were turned, their zeros."""
-        if self.kind.is_quantized and not block.any():
-            return True
-        zeros = encode(self.kind.name, np.zeros(self.n_head * self.head_size, np.float32))
-        return bool((block == zeros).all())
+        if block[0].any() and not bool((block[0] == self._zeros).all()):
+            return False  # one row tells, mostly
+        return not block.any() or bool((block == self._zeros).all())
 
     def _identity_changes_nothing(self, block: U8) -> bool:
         """Turning by 0 leaves floats alone, bit for bit, unless there are negative zeros (0 * -x is -0),
