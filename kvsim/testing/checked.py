@@ -138,7 +138,7 @@ class Checked:
         if op.op == "decode":
             self._n_decodes += 1
             if self._n_decodes % REHEARSED == 0:
-                copy.deepcopy(self)._rehearse(op)
+                self._twin()._rehearse(op)
         self.network.ran = []
         first = self.network.first
         self.refusal, self.full = None, False
@@ -304,6 +304,20 @@ class Checked:
                 raise self._failure(f"{op.op} was refused or only reads, and yet changed the memory")
         elif op.op == "decode" and ret == 1:
             self._check_no_trace(self._before, after)
+
+    def _twin(self) -> Checked:
+        """The same world with a memory and a ledger of its own, for trying something."""
+        twin = copy.copy(self)
+        self.context.observe(None)
+        twin.context = copy.copy(self.context)
+        twin.context._memory = twin.memory = copy.deepcopy(self.memory)
+        twin.context.graphs = copy.deepcopy(self.context.graphs)
+        self.context.observe(self._listen)
+        twin.ledger = copy.deepcopy(self.ledger, {id(self.histories): self.histories})
+        twin.events, twin.hazards, twin.watcher = [], {}, None
+        twin._purged, twin._astray = set(), set(self._astray)
+        twin.context.observe(twin._listen)
+        return twin
 
     def _rehearse(self, op: Op) -> None:
         """Prepare a batch and throw it away: nothing may have changed but what llama.cpp changes too. This is
