@@ -5,7 +5,8 @@ Source: ``src/llama-graph.cpp: build_attn``, ``src/llama-kv-cache.cpp: cpy_k, cp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,36 @@ from kvsim.tensors.hadamard import hadamard
 from kvsim.tensors.store import KVStore
 
 Floats = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What the tokens ``rows`` of a ubatch attended to in block ``il``, in one stream of one cache.
+
+    ``q [token, head, dim]`` and ``k [column, kv head, dim]`` as they met; ``mask`` is ``bool[token, column]``
+    or ``bool[head, token, column]``. The first ``n_cells`` columns are cells, further ones the compressed
+    rows of the cache ``compressed``.
+    """
+
+    il: int
+    cache: str
+    stream: int
+    rows: slice
+    q: Floats
+    k: Floats
+    mask: BoolArray
+    scale: float
+    softcap: float
+    n_cells: int
+    compressed: str | None = None
+
+    def weights(self) -> Floats:
+        """The softmax of the scores, ``[head, token, column]``."""
+        return attention_weights(self.q, self.k, self.mask, scale=self.scale, softcap=self.softcap)
+
+
+Watch = Callable[[Read], object]
+"""Told every :class:`Read` of a network, before it is computed."""
 
 
 def rows_of(view: AttentionView) -> KVStore:
@@ -81,6 +112,7 @@ def attend_rows(
     flash_attn: bool = False,
     n_latent: int = 0,
     rotate: bool = True,
+    watch: Watch | None = None,
 ) -> Floats:
     """What ``q [token, head, dim]`` attends to, ``[token, head, dim of v]``.
 
@@ -100,6 +132,9 @@ def attend_rows(
         else:
             v = store.decode_v(owner.il, stream, seen).reshape(view.n_kv, owner.n_head_kv, -1)
         seen_mask = mask[..., rows, :]
+        if watch is not None:
+            name = view.cache.name
+            watch(Read(il, name, stream, rows, q[rows], k, seen_mask, scale, softcap, view.n_kv))
         outs.append(rounded_attention(owner, q[rows], k, v, seen_mask, scale, softcap, flash_attn))
     out = np.concatenate(outs)
     return hadamard(out, n_back) if n_back else out

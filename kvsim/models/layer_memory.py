@@ -18,7 +18,7 @@ from kvsim.caches.kv_view import KVView
 from kvsim.caches.recurrent import RecurrentView
 from kvsim.errors import CacheUsageError
 from kvsim.memory import View
-from kvsim.models.cached_rows import attend_rows, store_rows
+from kvsim.models.cached_rows import Watch, attend_rows, store_rows
 from kvsim.tensors.recurrent_store import RecurrentStore
 
 Floats = NDArray[np.floating[Any]]
@@ -55,12 +55,18 @@ class CachedLayers:
     """
 
     def __init__(
-        self, ubatch: Ubatch, views: Mapping[str, View], flash_attn: bool, causal: bool = True
+        self,
+        ubatch: Ubatch,
+        views: Mapping[str, View],
+        flash_attn: bool,
+        causal: bool = True,
+        watch: Watch | None = None,
     ) -> None:
         self.n_seqs = ubatch.n_seqs
         self.n_seq_tokens = ubatch.n_seq_tokens
         self.flash_attn = flash_attn
         self.causal = causal
+        self.watch = watch
         self._kv = [view for view in views.values() if isinstance(view, KVView)]
         self._recurrent = next((view for view in views.values() if isinstance(view, RecurrentView)), None)
         self.n_planes = 1 + (self._recurrent.memory.n_rs_seq if self._recurrent else 0)
@@ -69,7 +75,9 @@ class CachedLayers:
         view = self._view_of(il)
         store_rows(view, il, k, v)
         mask = view.mask(self.causal)
-        return attend_rows(view, il, q, mask, scale=scale, softcap=softcap, flash_attn=self.flash_attn)
+        return attend_rows(
+            view, il, q, mask, scale=scale, softcap=softcap, flash_attn=self.flash_attn, watch=self.watch
+        )
 
     def _view_of(self, il: int) -> KVView:
         for view in self._kv:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvsim.batch import Ubatch
 from kvsim.errors import ModelError
 from kvsim.memory import IntArray, View
+from kvsim.models.cached_rows import Watch
 from kvsim.models.gemma2 import Gemma2
 from kvsim.models.gguf_file import open_gguf
 from kvsim.models.gguf_header import read_model
@@ -46,10 +47,11 @@ class CachedNetwork:
 
     def __init__(self, model: Model, flash_attn: bool) -> None:
         self.model, self.flash_attn = model, flash_attn
+        self.watch: Watch | None = None
 
     def run(self, ubatch: Ubatch, views: Mapping[str, View]) -> NDArray[np.float32]:
         """Logits ``float32[n_tokens, n_vocab]`` in the order of the ubatch."""
-        memory = CachedLayers(ubatch, views, self.flash_attn)
+        memory = CachedLayers(ubatch, views, self.flash_attn, watch=self.watch)
         return self.model.forward(ubatch.tokens, ubatch.pos0, memory).astype(np.float32)
 
 

@@ -26,7 +26,7 @@ from kvsim.caches.recurrent import RecurrentView
 from kvsim.memory import BoolArray, View
 from kvsim.models import probe_sparse
 from kvsim.models.cache_spec import CacheSpec, LayerSpec
-from kvsim.models.cached_rows import Floats, attend_rows, owner_of, store_rows
+from kvsim.models.cached_rows import Floats, Watch, attend_rows, owner_of, store_rows
 from kvsim.models.context_params import ResolvedContext
 from kvsim.models.params import ModelParams, RopeType
 from kvsim.models.probe_dsv4 import read_compressed
@@ -53,6 +53,7 @@ class ProbeNetwork:
     ) -> None:
         self.model, self.context = model, context
         self.n_vocab, self.seed = n_vocab, seed
+        self.watch: Watch | None = None
         self._tables: dict[str, Floats] = {}
 
     def run(self, ubatch: Ubatch, views: Mapping[str, View]) -> NDArray[np.float32]:
@@ -104,6 +105,7 @@ class ProbeNetwork:
             flash_attn=self.context.flash_attn,
             n_latent=self.model.layers[il].n_embd_head_v,
             rotate=not latent,
+            watch=self.watch,
         )
         return out.reshape(ubatch.n_tokens, -1)
 

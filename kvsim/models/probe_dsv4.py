@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.batch import Ubatch
 from kvsim.caches.dsv4 import PlanView, RawView, per_sequence
 from kvsim.memory import BoolArray, View
-from kvsim.models.cached_rows import Floats, parts_of, rounded_attention, rows_of, store_rows
+from kvsim.models.cached_rows import Floats, Read, parts_of, rounded_attention, rows_of, store_rows
 from kvsim.models.probe_sparse import NORM_EPS, index_weights
 from kvsim.tensors.compressor import add_position_bias, finish_rows, run_plan, visible_rows
 from kvsim.tensors.hadamard import hadamard
@@ -68,6 +68,11 @@ class _Block:
                 keys = np.concatenate([keys, self._rows(self.kind, stream)])
                 seen = np.concatenate([seen, self._visible(view, stream, rows)], axis=1)
             k = keys[:, None]
+            if probe.watch is not None:
+                name, scale = raw.cache.name, width**-0.5
+                probe.watch(
+                    Read(self.il, name, stream, rows, q[rows], k, seen, scale, 0.0, raw.n_kv, self.kind)
+                )
             outs.append(
                 rounded_attention(
                     self.layer, q[rows], k, k, seen, scale=width**-0.5, flash_attn=probe.context.flash_attn
