@@ -52,6 +52,18 @@ class MinusOne:
         used.index_copy_(0, flat, used.index_select(0, flat) & (was == -1) & ~is_live)
         self.entries.flatten(1).index_copy_(1, flat, torch.where(is_live, words, 0))
 
+    def save(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.used.clone(), self.entries.clone(), self.ghosts.clone()
+
+    def undo_unless(self, ok: Tensor, saved: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Everything as it was, unless ``ok``: a trial that was none leaves no traces."""
+        now = self.used, self.entries, self.ghosts
+        used, entries, ghosts = (torch.where(ok, a, b) for a, b in zip(now, saved, strict=True))
+        self.put_back((used, entries, ghosts))
+
+    def put_back(self, saved: tuple[Tensor, Tensor, Tensor]) -> None:
+        self.used, self.entries, self.ghosts = saved
+
     def kept(self, stream: int, word: int, bit: int, seq: Tensor, pos: Tensor) -> None:
         """Only the owner ``bit`` of ``word`` stays; ``seq`` and ``pos`` are those before."""
         mine = (seq[word] & bit) != 0

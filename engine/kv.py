@@ -31,18 +31,12 @@ from engine.pool_layout import PoolLayout
 from engine.prepare import SlotSearch, prepare_all
 from engine.rows import Rows
 from engine.sync import read_back, upload
-from kvsim.batch import BatchAllocator, Ubatch
+from kvsim.batch import Ubatch
 from kvsim.caches.attention_leaf import AttentionLeaf, Mirror
-from kvsim.errors import CacheUsageError
 from kvsim.memory import (
-    MAX_SEQ,
-    BatchContext,
-    FailedContext,
     Leaf,
-    MemoryContext,
     PrepareFailure,
     SlotInfo,
-    UpdateContext,
     position_range,
 )
 from kvsim.models.cache_spec import CacheSpec
@@ -102,28 +96,9 @@ class KVCache(AttentionLeaf):
     # -- what does not need the device ---------------------------------------------------------
 
     @property
-    def can_shift(self) -> bool:
-        return self.spec.can_shift
-
-    @property
     def windowed(self) -> bool:
         """Whether cells that still hold tokens may be taken."""
         return self.spec.swa_type is not SwaType.NONE
-
-    def stream_of(self, seq: int) -> int:
-        return seq if self.n_stream > 1 else 0
-
-    def known_ids(self) -> int:
-        return MAX_SEQ if self.n_stream == 1 else self.n_stream
-
-    def check_seq(self, op: str, seq: int, wildcard: bool = False) -> None:
-        """Refuse an id on which llama.cpp asserts."""
-        if (wildcard and seq == -1) or 0 <= seq < self.known_ids():
-            return
-        raise CacheUsageError(
-            f"{op}: sequence {seq} is unknown to cache {self.name!r}, which knows 0 to {self.known_ids() - 1}"
-            f"{' and -1 for all' if wildcard else ''}; llama.cpp aborts"
-        )
 
     def _changed(self, *what: Any) -> None:
         """An operation on sequences. Two caches with one history hold equal cells; what the host knew of ranges
@@ -272,19 +247,6 @@ class KVCache(AttentionLeaf):
 
     # -- preparing changes ---------------------------------------------------------------------
 
-    def init_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool = False) -> MemoryContext:
-        """One stream: the simple split; several: equal splits of consecutive sequences."""
-        if self.n_stream == 1:
-            ubatches = batch.split_all(lambda: batch.split_simple(n_ubatch))
-        else:
-            ubatches = batch.split_all(lambda: batch.split_equal(n_ubatch, sequential=True))
-        if ubatches is None:
-            return FailedContext(None)
-        slots = self.prepare(ubatches)
-        if slots is None:
-            return FailedContext(self.last_failure)
-        return BatchContext(ubatches, {self.name: self}, {self.name: slots})
-
     @property
     def has_shift(self) -> bool:
         """Whether positions moved since the keys last turned. Asks the device only after an edit."""
@@ -292,32 +254,6 @@ class KVCache(AttentionLeaf):
             return False
         self.table.may_shift = bool(read_back(self.table.has_shift.any()))
         return self.table.may_shift
-
-    def check_update(self) -> None:
-        """Refuse a pending shift on which llama.cpp ends the process, before anything is taken."""
-        if not self.has_shift:
-            return
-        if not self.can_shift:
-            raise CacheUsageError(
-                f"cache {self.name!r} cannot shift its keys (rope widths differ by layer); llama.cpp aborts at the "
-                f"next decode. Remove the positions and decode them again"
-            )
-        if self.spec.rope_type is RopeType.NONE:
-            return
-        if not self.spec.layers:
-            raise CacheUsageError(
-                f"cache {self.name!r} has no layer whose keys could be shifted; llama.cpp aborts at the next decode. "
-                f"Do not move positions of this model"
-            )
-        if self.spec.is_quantized_k and not self.spec.n_rot_k:
-            raise CacheUsageError(
-                f"cache {self.name!r} has quantised keys without a Hadamard rotation, which cannot be shifted; "
-                f"llama.cpp crashes. Use an f16 K cache, or do not shift"
-            )
-
-    def init_update(self, optimize: bool = False) -> UpdateContext:
-        self.check_update()
-        return UpdateContext([self.take_update(optimize)])
 
     def take_update(self, optimize: bool = False) -> Callable[[], None] | None:
         copies, self.pending_copies = self.pending_copies, []
@@ -377,29 +313,10 @@ class KVCache(AttentionLeaf):
             self.free[self.stream_of(dst)] = self.free[self.stream_of(src)]
         self._changed("cp", src, dst, p0, p1)
 
-    def check_full_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Refuse a sub-range between streams. Ends beyond the cache, and p1 = 0, count as the whole."""
-        if self.stream_of(src) == self.stream_of(dst):
-            return
-        if (p0 > 0 and p0 + 1 < self.size) or (p1 > 0 and p1 + 1 < self.size):
-            raise CacheUsageError(
-                f"seq_cp({src}, {dst}, {p0}, {p1}): a stream can only be copied as a whole; llama.cpp aborts. Copy "
-                f"with p0 = p1 = -1, then remove what is not wanted"
-            )
-
     def seq_keep(self, seq: int) -> None:
         self.check_seq("seq_keep", seq)
         self._changed("keep", seq)
         self.table.seq_keep(self.stream_of(seq), seq)
-
-    def check_editable(self, op: str, seq: int) -> None:
-        """Refuse seq_add and seq_div where llama.cpp asserts."""
-        self.check_seq(op, seq)
-        if self.spec.n_pos_per_embd > 1:
-            raise CacheUsageError(
-                f"{op}: tokens of this model have {self.spec.n_pos_per_embd} positions, which cannot be moved; "
-                f"llama.cpp aborts. Remove the tokens and decode them again"
-            )
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         self.check_editable("seq_add", seq)
@@ -409,18 +326,11 @@ class KVCache(AttentionLeaf):
         self._changed("add", seq, p0, p1, delta)
         self.table.pos_add(self.stream_of(seq), seq, p0, p1, delta)
 
-    def check_divisor(self, seq: int, p0: int, p1: int, d: int) -> None:
-        """Division by 0 faults in llama.cpp as soon as a cell is in range."""
-        p0, p1 = position_range(p0, p1)
-        if d != 0 or p0 == p1:
-            return
+    def holds_in_range(self, seq: int, p0: int, p1: int) -> bool:
         stream = self.stream_of(seq)
         table, hi = self.table, self.table.reach(stream)
         pos = table.planes[POS, stream, :hi]
-        if bool(read_back((table.has(stream, seq, hi) & (pos >= p0) & (pos < p1)).any())):
-            raise CacheUsageError(
-                f"seq_div({seq}, {p0}, {p1}, 0): division by 0; llama.cpp crashes. Use a divisor of 2 or more"
-            )
+        return bool(read_back((table.has(stream, seq, hi) & (pos >= p0) & (pos < p1)).any()))
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         self.check_editable("seq_div", seq)

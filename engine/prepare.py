@@ -45,6 +45,10 @@ def prepare_all(
     return found
 
 
+Undo = tuple[Tensor, Any, Tensor, Tensor, Any]
+"""Of a trial: its cells, what they held, the heads, whether it found room, the traces of position -1."""
+
+
 class SlotSearch:
     """The search of one cache for one batch. ``ok`` is false on the device if an earlier cache has refused."""
 
@@ -65,7 +69,7 @@ class SlotSearch:
         self.flat: list[Tensor] = []
         self._asked: list[list[Tensor]] = []
         self._ids: list[int] = []
-        undo: list[tuple[Tensor, Any, Tensor, Tensor]] = []
+        undo: list[Undo] = []
         high = cache.high
         for row, strm in zip(self.rows, self.strm, strict=True):
             n = row.ubatch.n_tokens // row.n_parts
@@ -74,10 +78,11 @@ class SlotSearch:
             self.flat.append(flat)
             if self.trial:
                 saved, heads = self.table.take(flat), self.table.heads.clone()
-                undo.append((flat, saved, heads, self.ok))
+                traces = self.table.minus_one and self.table.minus_one.save()
+                undo.append((flat, saved, heads, self.ok, traces))
                 cache.write_cells(flat, row, strm, cache.windowed, self.ok, high)
             elif place:
-                undo.append((flat, None, self.table.heads.clone(), self.ok))
+                undo.append((flat, None, self.table.heads.clone(), self.ok, None))
             asked.append(self._used_max(strm, high, flat))
             self._asked.append(asked)
         if cache.windowed:
@@ -152,13 +157,15 @@ class SlotSearch:
         last = torch.where(used, self.table.index[:hi] + 1, 0).amax(1)
         return last if self.trial else torch.maximum(last, placed)
 
-    def _undo(self, undo: list[tuple[Tensor, Any, Tensor, Tensor]]) -> None:
+    def _undo(self, undo: list[Undo]) -> None:
         """Put everything back but what was purged outside of the slots, and the heads as llama.cpp does: the
         i-th stream of a ubatch gets the head of stream i."""
         table = self.table
-        for (flat, saved, heads, ok), strm in reversed(list(zip(undo, self.strm, strict=False))):
+        for (flat, saved, heads, ok, traces), strm in reversed(list(zip(undo, self.strm, strict=False))):
             if saved is not None:
                 table.put_back(flat, saved)
+                if table.minus_one is not None:
+                    table.minus_one.undo_unless(ok, traces)
             elif strm == tuple(range(len(strm))):
                 continue
             back = table.heads.clone()
@@ -170,12 +177,15 @@ class SlotSearch:
         """With a window, what a later ubatch purged is gone when an earlier one is applied: only a second run
         knows the lengths their graphs will see."""
         table, heads, undo = self.table, self.table.heads.clone(), []
+        traces = table.minus_one and table.minus_one.save()
         for row, strm, flat, asked in zip(self.rows, self.strm, self.flat, self._asked, strict=True):
             undo.append((flat, table.take(flat)))
             self.cache.write_cells(flat, row, strm, True, self.ok, hi)
             asked[-1] = self._used_max(strm, hi, flat)
         for flat, saved in reversed(undo):
             table.put_back(flat, saved)
+        if table.minus_one is not None:
+            table.minus_one.put_back(traces)
         table.heads = heads
 
     def _may_fail(self, strm: tuple[int, ...], n: int) -> bool:
