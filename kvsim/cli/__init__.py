@@ -10,6 +10,7 @@ import typer
 from kvsim.cli.app import app_command
 from kvsim.cli.bench import bench_command
 from kvsim.cli.difftest import difftest_command
+from kvsim.cli.explain import explain_command
 from kvsim.cli.memory import memory_command
 from kvsim.cli.museum import museum_command
 from kvsim.cli.render import render_command
@@ -34,3 +35,4 @@ app.command("app")(app_command)
 app.command("bench")(bench_command)
 app.command("difftest")(difftest_command)
 app.command("museum")(museum_command)
+app.command("explain")(explain_command)

@@ -1,67 +1,66 @@
-"""``kvsim replay --explain``: the hazards met, and the first difference as two cell maps."""
+"""``kvsim explain``: what a message of llama.cpp means."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import sys
+from dataclasses import asdict
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from kvsim.cli.outcome import Meeting, Parting
-from kvsim.cli.terminal import map_text
-from kvsim.hazards import HAZARDS
-from kvsim.narrate.calls import call
-from kvsim.trace.cellmap import cell_in_words, differing_cells, side_by_side
-
-SHOWN = 10
-"""How many fields, and how many cells of a stream, are listed."""
+from kvsim.cli.terminal import DIFFERENT, stderr, stdout
+from kvsim.explain import EXPLANATIONS, Explanation, explain
 
 
-def explain_hazards(out: Console, met: dict[str, Meeting]) -> None:
-    """Print each hazard once: how often it was met, where first, and what happens then."""
-    for name, meeting in met.items():
-        first = f"first by operation {meeting.i}, {meeting.call}"
-        out.print(Text(f"  hazard {name}: {meeting.operations} times, {first}"))
-        out.print(Text(f"    {HAZARDS[name].happens}"))
+def explain_command(
+    message: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MESSAGE", help="Words of the message; - reads them from stdin."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Explain a message: its cause, how to see it, what to do, and a recording that shows it.
+
+    Without a message, list those that are known. Exit status 1: nothing similar is known.
+    """
+    if not message:
+        _list(stdout())
+        return
+    text = sys.stdin.read() if message == ["-"] else " ".join(message)
+    found = explain(text)
+    if as_json:
+        print(json.dumps([{"score": f.score, **asdict(f.explanation)} for f in found]))
+    elif not found:
+        stderr().print("no such message is known; without a message, kvsim explain lists those that are")
+    elif found[0].exact:
+        for entry in found:
+            print_explanation(stdout(), entry.explanation)
+    else:
+        print_explanation(stdout(), found[0].explanation, "the most similar message")
+        for other in found[1:]:
+            stdout().print(Text(f"similar, too: {other.explanation.id}: {other.explanation.messages[0]}"))
+    if not found:
+        raise typer.Exit(DIFFERENT)
 
 
-def explain(out: Console, parting: Parting) -> None:
-    """Print a step on which recording and replay differ, and the streams whose cells do."""
-    header, recorded, computed, found = parting.header, parting.recorded, parting.computed, parting.found
-    out.print(Text(f"  operation {recorded.i}, {call(recorded)}: {len(found)} fields differ"))
-    for difference in found[:SHOWN]:
-        out.print(Text(f"    {difference}"))
-    _print_rest(out, len(found), "fields")
-    for name, streams in recorded.after["caches"].items():
-        for s, ours in enumerate(streams):
-            theirs = computed.after["caches"][name][s]
-            if differing_cells(ours, theirs):
-                out.print(Text(f"\n  {name}, stream {s}", style="bold"))
-                _print_maps(out, ours, theirs, header.caches[name]["size"])
-                _print_cells(out, ours, theirs)
+def print_explanation(out: Console, entry: Explanation, heading: str = "") -> None:
+    """One explanation as paragraphs."""
+    title = Text(entry.id, style="bold").append(f"  {entry.messages[0]}", "not bold")
+    out.print(title.append(f"  ({heading})") if heading else title)
+    for name, text in (("Cause", entry.cause), ("To see", entry.see), ("To do", entry.remedy)):
+        out.print(Text(f"{name}: ", style="bold").append(text, "not bold"))
+    out.print(Text("Where: ", style="bold").append(entry.where, "not bold"))
+    if entry.trace:
+        out.print(
+            Text("Shown by: ", style="bold").append(f"kvsim show {entry.trace} --at {entry.at}", "not bold")
+        )
+    out.print()
 
 
-def _print_maps(out: Console, ours: dict[str, Any], theirs: dict[str, Any], size: int) -> None:
-    columns = 32 if out.width >= 144 else 16
-    left, right = f"recorded, head {ours['head']}", f"computed, head {theirs['head']}"
-    out.print(Text(f"  {left:<{2 * columns + 8}}{right}"))
-    for pair in side_by_side(ours, theirs, size, columns):
-        line = Text("  ")
-        for row in pair:
-            line.append(f"{row.first:>6}").append(map_text(row.cells)).append("  ")
-        line.rstrip()
-        out.print(line)
-
-
-def _print_cells(out: Console, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    pictures = [{cell[0]: cell for cell in picture["cells"]} for picture in (ours, theirs)]
-    cells = differing_cells(ours, theirs)
-    for index in cells[:SHOWN]:
-        recorded, computed = (cell_in_words(picture.get(index)) for picture in pictures)
-        out.print(Text(f"    cell {index}: recorded {recorded}; computed {computed}"))
-    _print_rest(out, len(cells), "cells")
-
-
-def _print_rest(out: Console, n: int, what: str) -> None:
-    if n > SHOWN:
-        out.print(Text(f"    and {n - SHOWN} more {what}"))
+def _list(out: Console) -> None:
+    width = max(len(entry.id) for entry in EXPLANATIONS)
+    for entry in EXPLANATIONS:
+        out.print(Text(f"{entry.id:<{width}}  {entry.messages[0]}"))

@@ -11,7 +11,7 @@ import typer
 from rich.progress import Progress, TaskID
 from rich.text import Text
 
-from kvsim.cli.explain import explain, explain_hazards
+from kvsim.cli.differences import explain, explain_hazards
 from kvsim.cli.outcome import COUNTS, Outcome, counts, replay_one
 from kvsim.cli.terminal import DIFFERENT, UNUSABLE, beside, find_traces, progress, stdout
 
