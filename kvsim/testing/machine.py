@@ -50,8 +50,8 @@ class CacheMachine(RuleBasedStateMachine):
     """Two or more subjects that get the same operations (:class:`~kvsim.testing.match.Match`).
 
     Subclasses say what is tested: ``subject`` makes it (None: the reference alone, against the ledger),
-    ``memory`` is a member of the family or ``all``. ``traces`` is the folder of saved failures. Several subjects
-    are held side by side by overriding :meth:`others`.
+    ``memory`` is a member of the family or ``all``, ``traces`` the folder of saved failures. Several
+    subjects are held side by side by overriding :meth:`others`.
     """
 
     subject: ClassVar[Callable[[], Subject] | None] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import getattr_static
 from typing import Any
 
 MUTANTS: dict[str, Mutant] = {}
@@ -13,12 +14,22 @@ MUTANTS: dict[str, Mutant] = {}
 
 @dataclass(frozen=True)
 class Patch:
-    """``owner.name`` is ``new`` instead of ``old``."""
+    """``owner.name`` is ``new`` instead of ``old``; ``inherited``: it was not the owner's own."""
 
     owner: Any
     name: str
     old: Any
     new: Any
+    inherited: bool
+
+    def put_in(self) -> None:
+        setattr(self.owner, self.name, self.new)
+
+    def take_out(self) -> None:
+        if self.inherited:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.old)
 
 
 class Patches:
@@ -31,7 +42,7 @@ class Patches:
         self.made: list[Patch] = []
 
     def __call__(self, owner: Any, name: str, faulty: Callable[..., Any]) -> None:
-        right = vars(owner)[name]
+        right = getattr_static(owner, name)
         if isinstance(right, property):
             inside = right.fget
             new: Any = property(lambda self: faulty(inside, self))
@@ -40,10 +51,13 @@ class Patches:
             def new(*args: Any, **kwargs: Any) -> Any:
                 return faulty(right, *args, **kwargs)
 
-        self.made.append(Patch(owner, name, right, new))
+        self._add(owner, name, new)
 
     def value(self, owner: Any, name: str, faulty: Any) -> None:
-        self.made.append(Patch(owner, name, vars(owner)[name], faulty))
+        self._add(owner, name, faulty)
+
+    def _add(self, owner: Any, name: str, new: Any) -> None:
+        self.made.append(Patch(owner, name, getattr_static(owner, name), new, name not in vars(owner)))
 
 
 @dataclass(frozen=True)
@@ -67,12 +81,12 @@ class Mutant:
     def applied(self) -> Iterator[None]:
         """The reference has this fault until the end of the ``with`` block."""
         for patch in self.patches:
-            setattr(patch.owner, patch.name, patch.new)
+            patch.put_in()
         try:
             yield
         finally:
             for patch in reversed(self.patches):
-                setattr(patch.owner, patch.name, patch.old)
+                patch.take_out()
 
 
 def mutant(
