@@ -31,21 +31,23 @@ def player(
     *,
     start: int | None = None,
     preview: list[tuple[int, list[int]]] | None = None,
+    page: str = "replay",
+    picks: int = 0,
     **options: Any,
 ) -> Any:
     """Show ``payload`` (JSON text of :mod:`kvsim.player.payload`), opened at step ``at``.
 
     ``key`` names the recording: the player starts anew when it changes, and then plays from step ``start``
     if that is given. ``notes`` may come later: per step, what a replay has to say
-    (:func:`kvsim.player.notes.note_of`). ``preview`` outlines cells by lane. ``options`` are those of the
-    player's ``mount``; with ``picks``, how many cells may be picked, the result has them as ``picked``.
+    (:func:`kvsim.player.notes.note_of`). ``preview`` outlines cells by lane. ``page`` tells the players of
+    different pages apart. ``options`` are those of the player's ``mount``. With ``picks``, how many cells
+    may be picked, the result has them as ``picked``, under ``cells``, for the recording ``key``.
     """
     told = {str(i): note for i, note in (notes or {}).items()}
-    options = {"height": "calc(100vh - 88px)", **options}
+    options = {"height": "calc(100vh - 88px)", "picks": picks, **options}
     data = {"payload": payload, "key": key, "at": at, "from": start, "notes": told, "preview": preview,
             "options": options}  # fmt: skip
-    picked = {"on_picked_change": lambda: None} if options.get("picks") else {}
-    return _component()(data=data, key="player", height="content", **picked)
+    return _component()(data=data, key=f"player {page}", height="content", on_picked_change=lambda: None)
 
 
 def link(long: bool = False) -> None:

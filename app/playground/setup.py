@@ -91,13 +91,16 @@ class Setup:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Caches that get fewer cells than llama.cpp gives them, which counts in steps of 256."""
+        """Caches that get fewer cells than llama.cpp gives them, which rounds up to steps of 256."""
         spec = memory_spec(self.model_params, resolve(self.model_params, self.params))
         if spec is None:
             raise CacheUsageError(f"{self.model_params.arch} keeps no memory: it sees a whole text at once")
-        if spec.kind == "dsv4":  # the sizes of its compressed caches follow from one another
-            return {}
-        return {name: self.cells for name, cache in spec.caches.items() if self.cells < cache.size}
+        if spec.kind == "dsv4" or self.cells % CONTEXT_PAD == 0:
+            return {}  # dsv4: the sizes of its compressed caches follow from one another
+        passed = self.model_params.n_swa * (self.sequences if self.unified else 1) + self.ubatch
+        windowed = self.cells if self.full_window else min(self.cells, passed)
+        wanted = {name: windowed if cache.swa_type else self.cells for name, cache in spec.caches.items()}
+        return {name: n for name, n in wanted.items() if n < spec.caches[name].size}
 
     @cached_property
     def header(self) -> Header:

@@ -74,6 +74,7 @@ def show() -> None:
         notes=run.notes,
         start=play.start,
         preview=trial.cells,
+        page="playground",
         board=True,
     )
 

@@ -9,8 +9,7 @@ export default function component({ parentElement, data, setStateValue }) {
   const host = parentElement.querySelector(".kv-host") ?? parentElement;
   let entry = PLAYERS.get(parentElement);
   if (!entry) {
-    entry = { handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: rememberStep, ...data.options,
-      onPick: data.options?.picks ? (cells) => setStateValue("picked", cells) : null }) };
+    entry = { handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: rememberStep, ...data.options }) };
     entry.theme = setInterval(() => entry.handle.player.setTheme(themeOf(host)), 400);
     PLAYERS.set(parentElement, entry);
   } else if (entry.key !== data.key) {
@@ -18,7 +17,9 @@ export default function component({ parentElement, data, setStateValue }) {
     if (data.from != null && data.from < data.at) entry.handle.player.play();
   }
   entry.key = data.key;
-  entry.handle.player.picks.limit = data.options?.picks ?? 0;
+  const { picks } = data.options;
+  entry.handle.player.picks.limit = picks;
+  entry.handle.player.options.onPick = picks ? (cells) => setStateValue("picked", { key: data.key, cells }) : null;
   entry.handle.player.picks.outline(data.preview);
   entry.handle.player.note(data.notes);
   return () => {
