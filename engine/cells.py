@@ -294,6 +294,19 @@ class Cells:
             self.minus_one.entries[:, dst] = torch.where(pos != -1, words, 0)
             self.minus_one.ghosts[:, dst] = torch.where(mine & (pos == -1), words, 0)
 
+    def move(self, stream: int, src: Tensor, dst: Tensor) -> None:
+        """Move cells to empty ones, pairwise, with everything they hold; the head goes to 0."""
+        planes, seq = self.planes[:, stream], self.seq[:, stream]
+        words = seq.index_select(1, src)
+        planes.index_copy_(1, dst, planes.index_select(1, src))
+        planes.index_copy_(1, src, self.empty.expand(-1, len(src)))
+        seq.index_copy_(1, dst, words)
+        seq.index_fill_(1, src, 0)
+        if self.minus_one is not None:
+            self.minus_one.entries[:, stream].index_copy_(1, dst, words)
+            self.minus_one.entries[:, stream].index_fill_(1, src, 0)
+        self.heads[stream] = 0
+
     # -- placing -------------------------------------------------------------------------------
 
     def place(self, flat: Tensor, int32: Tensor, words: Tensor) -> None:

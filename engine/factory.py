@@ -12,6 +12,7 @@ from engine.recurrent import RecurrentMemory
 from engine.recurrent_store import RecurrentStore
 from engine.store import KVStore
 from kvsim.caches.factory import LeafFactory
+from kvsim.errors import CacheUsageError
 from kvsim.models.cache_spec import CacheSpec, CompressorSpec, RecurrentSpec
 from kvsim.models.context_params import ResolvedContext
 
@@ -24,9 +25,15 @@ class EngineFactory(LeafFactory):
 
     def kv(self, name: str, spec: CacheSpec, ctx: ResolvedContext) -> KVCache:
         spec = replace(spec, size=self.sizes.get(name, spec.size))
+        if self.contiguous:
+            raise CacheUsageError(
+                "the engine takes single cells, not runs of them: leave contiguous off, or use kvsim's LeafFactory"
+            )
         device = torch.device(self.device)
         store = KVStore.of(spec, ctx, device) if self.data else None
-        return KVCache(spec, name, store, device)
+        cache = KVCache(spec, name, store, device)
+        cache.defrag = self.defrag
+        return cache
 
     def ring(self, spec: CompressorSpec, kv_size: int) -> CompressorRing:
         return CompressorRing(spec, kv_size, self.data, torch.device(self.device))

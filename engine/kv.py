@@ -25,6 +25,7 @@ from torch import Tensor
 
 from engine import kv_state
 from engine.cells import POS, Cells
+from engine.defrag import StreamMoves, defragment, plan_update
 from engine.kv_view import KVView
 from engine.picture import check_integrity, host_tables, owners_of
 from engine.pool_layout import PoolLayout
@@ -87,6 +88,7 @@ class KVCache(AttentionLeaf):
         self.pending_copies: list[tuple[int, int]] = []
         self.has_mask = True
         self.together: tuple[AttentionLeaf, ...] = (self,)
+        self.last_defrag: tuple[DefragReport, ...] = ()
         self.history = 0
         self._ranges: dict[int, tuple[int, int]] = dict.fromkeys(range(self.known_ids()), (-1, -1))
         self.exact_top = [True] * spec.n_stream  # whether the table's bounds are exact
@@ -256,15 +258,22 @@ class KVCache(AttentionLeaf):
         return self.table.may_shift
 
     def take_update(self, optimize: bool = False) -> Callable[[], None] | None:
+        moves = plan_update(self, optimize)
         copies, self.pending_copies = self.pending_copies, []
         shift = self.has_shift
-        return partial(self._update, copies, shift) if copies or shift else None
+        return partial(self._update, copies, shift, moves) if copies or shift or moves else None
 
     def plans_moves(self, optimize: bool) -> bool:
-        return False
+        return bool(plan_update(self, optimize))
 
-    def _update(self, copies: Sequence[tuple[int, int]], shift: bool) -> None:
-        """Copy whole streams, then turn the keys; positions were changed long before."""
+    def _update(self, copies: Sequence[tuple[int, int]], shift: bool, moves: Sequence[StreamMoves]) -> None:
+        """Copy whole streams, turn the keys, then move cells; positions were changed long before."""
+        self._copy_and_shift(copies, shift)
+        if moves:
+            self._changed("moves", *((m.stream, m.src.tobytes(), m.dst.tobytes()) for m in moves))
+            self.last_defrag = defragment(self, moves)
+
+    def _copy_and_shift(self, copies: Sequence[tuple[int, int]], shift: bool) -> None:
         for src, dst in copies:
             if self.store is not None:
                 self.store.copy_stream(src, dst)
