@@ -18,6 +18,7 @@ MOST_FAILURES = 100
 """How many failed decodes are kept with their numbers; all are counted."""
 
 MOST_SAMPLES = 1024
+"""More are thinned out to half."""
 
 
 @dataclass
@@ -160,7 +161,8 @@ class Account:
     failures: list[FailedDecode] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     peak: dict[str, int] = field(default_factory=dict)
-    _every: float = 0.0
+    every: float = 1.0
+    """Seconds between samples of the cells; doubled when there are too many."""
     _next: float = 0.0
 
     def failed(self, time: float, why: PrepareFailure) -> None:
@@ -179,8 +181,8 @@ class Account:
             self.peak[name] = max(self.peak.get(name, 0), cache.used)
         if len(self.samples) >= MOST_SAMPLES:
             del self.samples[1::2]
-            self._every = max(2 * self._every, sample.time / len(self.samples))
-        self._next = sample.time + self._every
+            self.every *= 2
+        self._next = sample.time + self.every
 
     def to_json(self) -> dict[str, Any]:
         return {

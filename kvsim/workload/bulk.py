@@ -39,6 +39,9 @@ from kvsim.splitter import Splitter
 PLAIN_KINDS = ("kv", "iswa")
 """Memories whose leaves are attention caches that know nothing of each other when a ubatch is placed."""
 
+LONG_RUN = 32
+"""Tokens of one sequence from which they are placed on their own."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -51,14 +54,23 @@ class Run:
 
 @dataclass
 class _Chunks:
-    """What one stream is to take: tokens in order, how many of them each ubatch brings, and how many tokens
-    each sequence gains."""
+    """What one stream is to take: tokens in order, how many of them each ubatch brings, how many tokens each
+    sequence gains, and the rows at which long runs of one sequence begin and end."""
 
     pos: IntArray
     tokens: IntArray
     seq_ids: tuple[tuple[int, ...], ...]
     sizes: IntArray
     gained: dict[int, int]
+    cuts: tuple[int, ...] = ()
+
+    def pieces(self, lo: int, hi: int) -> Iterator[tuple[int, int]]:
+        """Rows [lo, hi) cut where a long run begins or ends: cells of one sequence are placed faster."""
+        at = lo
+        for cut in (*self.cuts, hi):
+            if at < cut <= hi:
+                yield at, cut
+                at = cut
 
 
 def batch_of(runs: Sequence[Run]) -> Batch:
@@ -194,7 +206,9 @@ class BulkDecoder:
             done = row = 0
             while done < len(chunks.sizes):
                 cells, n = self._find(cache, stream, chunks, done, row)
-                cache.apply_ubatch(SlotInfo((stream,), (cells,)), _rows(chunks, row, len(cells)))
+                for lo, hi in chunks.pieces(row, row + len(cells)):
+                    part = cells[lo - row : hi - row]
+                    cache.apply_ubatch(SlotInfo((stream,), (part,)), _rows(chunks, lo, hi - lo))
                 done, row = done + n, row + len(cells)
 
     def _find(
@@ -215,10 +229,14 @@ class BulkDecoder:
 def _chunks(runs: Sequence[Run], sizes: IntArray) -> _Chunks:
     pos = np.concatenate([np.arange(r.start, r.start + len(r.tokens), dtype=np.int32) for r in runs])
     tokens = np.concatenate([np.asarray(r.tokens, np.int32) for r in runs])
-    seq_ids: tuple[tuple[int, ...], ...] = ()
+    seq_ids: list[tuple[int, ...]] = []
+    cuts = []
     for run in runs:
-        seq_ids += ((run.seq,),) * len(run.tokens)
-    return _Chunks(pos, tokens, seq_ids, sizes, {run.seq: len(run.tokens) for run in runs})
+        n = len(run.tokens)
+        if n > LONG_RUN:
+            cuts += [len(seq_ids), len(seq_ids) + n]
+        seq_ids += [(run.seq,)] * n
+    return _Chunks(pos, tokens, tuple(seq_ids), sizes, {r.seq: len(r.tokens) for r in runs}, tuple(cuts))
 
 
 def _rows(chunks: _Chunks, at: int, n: int) -> Ubatch:

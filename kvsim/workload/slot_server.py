@@ -414,5 +414,7 @@ def sample_cache(cache: KVCache, n_slots: int) -> CacheSample:
 
 def _holes(free: np.ndarray) -> np.ndarray:
     """Lengths of the runs of free cells."""
-    edges = np.flatnonzero(np.diff(free.astype(np.int8), prepend=0, append=0))
-    return edges[1::2] - edges[::2]
+    edges = np.flatnonzero(free[1:] != free[:-1]) + 1
+    bounds = np.concatenate(([0] if free[0] else [], edges, [len(free)] if free[-1] else [])).astype(np.int64)
+    lengths: np.ndarray = bounds[1::2] - bounds[::2]
+    return lengths
