@@ -569,7 +569,7 @@ class CellTable:
 def _rows_by_sequence(seq_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int] | None]]:
     """Each sequence, with the rows of the tokens that belong to it (None: all of them)."""
     first = seq_ids[0]
-    if all(ids == first for ids in seq_ids):
+    if seq_ids.count(first) == len(seq_ids):
         yield from ((s, None) for s in first)
         return
     rows: dict[int, list[int]] = {}

@@ -52,6 +52,10 @@ def _saved(cache: KVCache, stream: int, seq: int) -> BoolArray:
 
 def _meta(cache: KVCache, stream: int, cells: IntArray, seq: int) -> bytes:
     table = cache.cells[stream]
+    if 0 <= seq < cache.n_seq_max:  # one owner: all records are of one form
+        ext = [column[cells] for column in (table.x, table.y, table.tok)] if cache.spec.has_cell_ext else []
+        ones = np.ones(len(cells), np.int32)
+        return np.stack([table.pos[cells], ones, *ext, ones * seq], axis=1).astype("<i4").tobytes()
     parts: list[list[int]] = []
     for i, pos, x, y, tok in zip(
         cells.tolist(), *(a[cells].tolist() for a in (table.pos, table.x, table.y, table.tok)), strict=True
