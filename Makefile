@@ -3,6 +3,7 @@
 # lint   ruff and mypy
 # bench  the benchmarks of the reference
 # live   random operations on the real llama.cpp and on kvsim: 100,000 a memory, hours (LIVE=--ops 500: minutes)
+# museum look for every public fault of the museum with the tester
 # clean  remove everything the other targets made
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ TESTS  ?= tests
 LIVE   ?= --ops 12500
 FIND_BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: app test lint bench live browser clean
+.PHONY: app test lint bench museum live browser clean
 
 app: .venv/app.done
 	$(BIN)/kvsim app
@@ -34,6 +35,9 @@ bench: .venv/dev.done
 
 live: .venv/dev.done
 	OMP_NUM_THREADS=1 $(BIN)/python -m kvsim.lanes.campaign $(LIVE)
+
+museum: .venv/dev.done
+	$(BIN)/kvsim museum
 
 browser:
 	@if { $(FIND_BROWSER); } >/dev/null; then :; \
