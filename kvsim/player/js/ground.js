@@ -1,0 +1,20 @@
+// Light or dark, by the ground Streamlit draws.
+export function themeOf(host) {
+  const style = getComputedStyle(host);
+  const color = style.getPropertyValue("--st-background-color").trim();
+  const probe = color.match(/^#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})/i);
+  const [r, g, b] = probe ? probe.slice(1).map((h) => parseInt(h, 16)) : (color.match(/\d+/g) ?? [255, 255, 255]).map(Number);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b < 128 ? "dark" : "light";
+}
+
+// Keep a value in the address without running the script again.
+const waiting = new Map();
+
+export function remember(name, value) {
+  clearTimeout(waiting.get(name));
+  waiting.set(name, setTimeout(() => {
+    const url = new URL(window.location.href);
+    url.searchParams.set(name, value);
+    window.history.replaceState(window.history.state, "", url);
+  }, 250));
+}
