@@ -24,7 +24,8 @@ import numpy as np
 
 from kvsim.batch import Batch
 from kvsim.caches.factory import LeafFactory
-from kvsim.caches.kv import KVCache, SharedKVCache
+from kvsim.caches.kv import KVCache
+from kvsim.caches.shared_kv import SharedKVCache
 from kvsim.context import OK, Context
 from kvsim.errors import CacheUsageError
 from kvsim.events import Event

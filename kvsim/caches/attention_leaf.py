@@ -1,4 +1,5 @@
-"""What composites ask of an attention cache, whoever implements it.
+"""What every attention cache has in common, whoever implements it: its geometry, which calls it refuses,
+and how a batch and an update are prepared.
 
 :class:`kvsim.caches.kv.KVCache` is the numpy implementation; others (the torch engine's) serve the same
 composites by implementing this.
@@ -10,11 +11,23 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvsim.memory import Leaf, SlotInfo, View
+from kvsim.errors import CacheUsageError
+from kvsim.memory import (
+    MAX_SEQ,
+    BatchContext,
+    FailedContext,
+    Leaf,
+    MemoryContext,
+    SlotInfo,
+    UpdateContext,
+    View,
+    position_range,
+)
 from kvsim.models.cache_spec import CacheSpec
+from kvsim.models.params import RopeType
 
 if TYPE_CHECKING:
-    from kvsim.batch import Ubatch
+    from kvsim.batch import BatchAllocator, Ubatch
     from kvsim.defrag import Defrag
     from kvsim.state import StateReader
 
@@ -82,25 +95,112 @@ class AttentionLeaf(Leaf):
         end = 1 + max(self.seq_pos_max(s) for s in range(self.n_seq_max))
         return max(pad, -(-end // pad) * pad)
 
-    @abstractmethod
+    @property
+    def can_shift(self) -> bool:
+        """False for models with more than one position per token, or with rope widths by layer."""
+        return self.spec.can_shift
+
     def stream_of(self, seq: int) -> int:
         """The stream that holds ``seq``."""
+        return seq if self.n_stream > 1 else 0
 
-    @abstractmethod
     def known_ids(self) -> int:
-        """Sequence ids below this are known."""
+        """Sequence ids below this are known: all 256 for one stream, else one per stream."""
+        return MAX_SEQ if self.n_stream == 1 else self.n_stream
 
-    @abstractmethod
-    def check_editable(self, op: str, seq: int) -> None:
-        """Raise CacheUsageError where llama.cpp asserts that positions cannot be changed."""
+    # -- what ends llama.cpp's process is refused, before anything has changed -----------------
 
-    @abstractmethod
+    def check_seq(self, op: str, seq: int, wildcard: bool = False) -> None:
+        """Refuse an id on which llama.cpp asserts."""
+        if (wildcard and seq == -1) or 0 <= seq < self.known_ids():
+            return
+        every = " (or -1 for every sequence)" if wildcard else ""
+        raise CacheUsageError(
+            f"{op}: sequence {seq} is unknown to cache {self.name!r}; llama.cpp aborts. "
+            f"Use an id from 0 to {self.known_ids() - 1}{every}"
+        )
+
     def check_full_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Raise CacheUsageError for a part of a sequence that is to be copied between streams."""
+        """Refuse a sub-range between streams. Ends beyond the cache, and p1 = 0, count as the whole."""
+        if self.stream_of(src) == self.stream_of(dst):
+            return
+        if 0 < p0 < self.size - 1 or 0 < p1 < self.size - 1:
+            raise CacheUsageError(
+                f"seq_cp({src}, {dst}, {p0}, {p1}): between streams only whole sequences can be copied; "
+                f"llama.cpp aborts. Copy with p0 = p1 = -1 and remove what is not wanted from the copy"
+            )
+
+    def check_editable(self, op: str, seq: int) -> None:
+        """Refuse seq_add and seq_div where llama.cpp asserts."""
+        self.check_seq(op, seq)
+        if self.spec.n_pos_per_embd > 1:
+            raise CacheUsageError(
+                f"{op}: this model has {self.spec.n_pos_per_embd} positions per token (M-RoPE), which cannot "
+                f"be moved; llama.cpp aborts. Remove and re-decode the tokens instead"
+            )
+
+    def check_divisor(self, seq: int, p0: int, p1: int, d: int) -> None:
+        """Division by 0 faults in llama.cpp as soon as a cell is in range."""
+        p0, p1 = position_range(p0, p1)
+        if d == 0 and p0 != p1 and self.holds_in_range(seq, p0, p1):
+            raise CacheUsageError(
+                f"seq_div({seq}, {p0}, {p1}, 0): positions cannot be divided by 0; llama.cpp crashes. "
+                f"Use a divisor of 2 or more"
+            )
+
+    def check_update(self) -> None:
+        """Refuse a pending shift on which llama.cpp ends the process, before anything is taken."""
+        if not self.has_shift:
+            return
+        if not self.can_shift:
+            raise CacheUsageError(
+                f"cache {self.name!r} cannot shift its keys (rope widths differ by layer); llama.cpp aborts "
+                f"at the next decode. Remove and re-decode the positions instead of shifting them"
+            )
+        if self.spec.rope_type is RopeType.NONE:
+            return
+        if not self.spec.layers:
+            raise CacheUsageError(
+                f"cache {self.name!r} has no layer, so the shift graph is empty; llama.cpp aborts at the "
+                f"next decode. Do not call seq_add or seq_div on this model"
+            )
+        if self.spec.is_quantized_k and not self.spec.n_rot_k:
+            raise CacheUsageError(
+                f"cache {self.name!r} stores quantised keys whose head size is no multiple of 64: llama.cpp "
+                f"has no rotation matrix for its shift graph and crashes. Use an f16 K cache, or do not shift"
+            )
+
+    # -- preparing changes ---------------------------------------------------------------------
+
+    def init_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool = False) -> MemoryContext:
+        """One stream: the simple split; several: equal splits of consecutive sequences (section 9)."""
+        if self.n_stream == 1:
+            ubatches = batch.split_all(lambda: batch.split_simple(n_ubatch))
+        else:
+            ubatches = batch.split_all(lambda: batch.split_equal(n_ubatch, sequential=True))
+        if ubatches is None:
+            return FailedContext(None)
+        slots = self.prepare(ubatches)
+        if slots is None:
+            return FailedContext(self.last_failure)
+        return BatchContext(ubatches, {self.name: self}, {self.name: slots})
+
+    def init_update(self, optimize: bool = False) -> UpdateContext:
+        """The queued stream copies and the pending shift. ``optimize`` changes nothing (b11434), unless the
+        cache was given a :attr:`defrag` strategy."""
+        self.check_update()
+        return UpdateContext([self.take_update(optimize)])
+
+    # -- what an implementation gives ----------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def has_shift(self) -> bool:
+        """Whether positions moved since the keys last turned."""
 
     @abstractmethod
-    def check_divisor(self, seq: int, p0: int, p1: int, d: int) -> None:
-        """Raise CacheUsageError for a division of positions by 0."""
+    def holds_in_range(self, seq: int, p0: int, p1: int) -> bool:
+        """Whether ``seq`` has a cell at a position in [p0, p1)."""
 
     @abstractmethod
     def view(self, slot: SlotInfo, ubatch: Ubatch) -> AttentionView:

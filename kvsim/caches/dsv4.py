@@ -45,7 +45,8 @@ COMPRESSED = ("csa", "hca", "lid")
 
 class DSV4Cache(CompositeMemory):
     """Parts ``raw`` (an iSWA pair; its base half only keeps books), ``csa``, ``hca``, ``lid``, and a ring for
-    each of the last three. ``rs_idx[s]`` is the pending rollback of sequence s, in tokens."""
+    each of the last three. ``rs_idx[s]`` is the pending rollback of sequence s, in tokens; ``reach[s]`` how
+    far one can really go: the rings' planes hold the last ubatch only."""
 
     kind = "dsv4"
     positions = "raw"
@@ -59,6 +60,7 @@ class DSV4Cache(CompositeMemory):
         self.rings = dict(rings)
         self.n_rs_seq = rings["csa"].spec.n_rs_seq
         self.rs_idx = [0] * self.n_seq_max
+        self.reach = [0] * self.n_seq_max
         for cache in (raw.base, raw.swa, *compressed.values()):
             cache.has_mask = False
 
@@ -158,6 +160,7 @@ class DSV4Cache(CompositeMemory):
 
     def _clear_compressed(self, seq: int) -> None:
         """Zero the compressed rows, rings and pending rollback of ``seq`` (-1: of every sequence)."""
+        self._warn_of_emptied_copies(seq)
         for name, cache in self.compressed.items():
             if seq < 0:
                 cache.clear(True)
@@ -170,8 +173,15 @@ class DSV4Cache(CompositeMemory):
                 self.rings[name].clear(stream)
         if seq < 0:
             self.rs_idx = [0] * self.n_seq_max
+            self.reach = [0] * self.n_seq_max
         else:
-            self.rs_idx[seq] = 0
+            self.rs_idx[seq] = self.reach[seq] = 0
+
+    def _warn_of_emptied_copies(self, seq: int) -> None:
+        """The rings of ``seq`` (-1: of every sequence) are zeroed while copies of them are still queued."""
+        emptied = {dst for src, dst in self.rings["csa"].pending_copies if seq in (src, -1)}
+        if emptied:
+            self.hazard("clearing-empties-queued-copy", seqs=sorted(emptied))
 
     def _is_known(self, seq: int) -> bool:
         return 0 <= seq < self.n_seq_max
@@ -203,6 +213,8 @@ class DSV4Cache(CompositeMemory):
         depth = pos_max - p0 + 1
         if depth > self.n_rs_seq or self.rs_idx[seq]:
             return False
+        if depth > self.reach[seq]:
+            self.hazard("rollback-beyond-snapshot", seq=seq, depth=depth, reach=self.reach[seq])
         self.raw.seq_rm(seq, p0, -1)
         self.rs_idx[seq] = depth
         return True
@@ -219,12 +231,14 @@ class DSV4Cache(CompositeMemory):
         self._check_known("seq_cp", dst)
         if src != dst and self.rs_idx[src]:
             self.hazard("copy-ignores-rollback", src=src, dst=dst, depth=self.rs_idx[src])
+        if src != dst:
+            self._warn_of_emptied_copies(dst)
         self.raw.seq_cp(src, dst, p0, p1)
         for name, cache in self.compressed.items():
             cache.seq_cp(src, dst, -1, -1)
             self.rings[name].seq_cp(src, dst)
         if src != dst:
-            self.rs_idx[dst] = 0
+            self.rs_idx[dst] = self.reach[dst] = 0
 
     def seq_keep(self, seq: int) -> None:
         """Every other sequence is removed and its compressed data zeroed (O3)."""
@@ -378,6 +392,8 @@ class DSV4BatchContext(BatchContext):
         for name, leaf in memory.raw.leaves().items():
             leaf.apply_ubatch(written[name], raw_ubatch)
         memory.warn_of_gaps(self.ubatch)
+        for s in self.ubatch.seq_id_unq:
+            memory.reach[s] = sum(s in ids for ids in self.ubatch.seq_ids)
         raw = RawView(memory.raw.swa, written[swa], self.ubatch, written[base])
         raw.if_undone = partial(self._lose_rollbacks, dict(self._rollbacks))
         for s in self.ubatch.seq_id_unq:
@@ -388,6 +404,9 @@ class DSV4BatchContext(BatchContext):
         return True
 
     def _lose_rollbacks(self, pending: Mapping[int, int]) -> None:
-        """The ubatch failed: rollbacks that it or a later one was to carry out are forgotten all the same."""
+        """The ubatch failed: its tokens are in no plane, and rollbacks that it or a later one was to carry out
+        are forgotten all the same."""
+        for s in self.ubatch.seq_id_unq:
+            self._memory.reach[s] = 0
         for s, depth in pending.items():
             self._memory.hazard("rollback-consumed-early", seq=s, depth=depth)

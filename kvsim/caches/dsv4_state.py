@@ -85,7 +85,7 @@ def read_state(memory: DSV4Cache, io: StateReader, seq: int, flags: int) -> None
     if partial and seq >= 0 and memory.raw.base.seq_pos_max(seq) > memory.raw.swa.seq_pos_max(seq):
         memory.hazard("base-keeps-later-positions", seq=seq)
     for s in range(memory.n_seq_max) if seq < 0 else [seq]:
-        memory.rs_idx[s] = 0
+        memory.rs_idx[s] = memory.reach[s] = 0
 
 
 def _read_rows(cache: AttentionLeaf, io: StateReader, seq: int) -> None:

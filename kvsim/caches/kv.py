@@ -20,23 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.batch import BatchAllocator, Ubatch
+from kvsim.batch import Ubatch
 from kvsim.caches import kv_hazards, kv_state
 from kvsim.caches.attention_leaf import AttentionLeaf, Pools
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.slot_search import SlotSearch
 from kvsim.cells import CellTable, SavedCells, where
 from kvsim.defrag import DefragReport, StreamMoves, defragment, plan_update
-from kvsim.errors import CacheUsageError, IntegrityError
+from kvsim.errors import IntegrityError
 from kvsim.events import Event
 from kvsim.memory import (
-    MAX_SEQ,
-    BatchContext,
-    FailedContext,
     IntArray,
-    MemoryContext,
     SlotInfo,
-    UpdateContext,
     position_range,
 )
 from kvsim.models.cache_spec import CacheSpec
@@ -78,41 +73,8 @@ class KVCache(AttentionLeaf):
         self.contiguous = False
 
     @property
-    def size(self) -> int:
-        """Cells per stream."""
-        size: int = self.cells[0].size
-        return size
-
-    @property
-    def n_stream(self) -> int:
-        return self.spec.n_stream
-
-    @property
     def has_shift(self) -> bool:
         return any(cells.has_shift for cells in self.cells)
-
-    @property
-    def can_shift(self) -> bool:
-        """False for models with more than one position per token, or with rope widths by layer."""
-        return self.spec.can_shift
-
-    def stream_of(self, seq: int) -> int:
-        """The stream that holds ``seq``."""
-        return seq if self.n_stream > 1 else 0
-
-    def known_ids(self) -> int:
-        """Sequence ids below this are known: all 256 for one stream, else one per stream."""
-        return MAX_SEQ if self.n_stream == 1 else self.n_stream
-
-    def check_seq(self, op: str, seq: int, wildcard: bool = False) -> None:
-        """Refuse an id on which llama.cpp asserts."""
-        if (wildcard and seq == -1) or 0 <= seq < self.known_ids():
-            return
-        every = " (or -1 for every sequence)" if wildcard else ""
-        raise CacheUsageError(
-            f"{op}: sequence {seq} is unknown to cache {self.name!r}; llama.cpp aborts. "
-            f"Use an id from 0 to {self.known_ids() - 1}{every}"
-        )
 
     # -- finding slots -------------------------------------------------------------------------
 
@@ -267,47 +229,6 @@ class KVCache(AttentionLeaf):
 
     # -- preparing changes ---------------------------------------------------------------------
 
-    def init_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool = False) -> MemoryContext:
-        """One stream: the simple split; several: equal splits of consecutive sequences (section 9)."""
-        if self.n_stream == 1:
-            ubatches = batch.split_all(lambda: batch.split_simple(n_ubatch))
-        else:
-            ubatches = batch.split_all(lambda: batch.split_equal(n_ubatch, sequential=True))
-        if ubatches is None:
-            return FailedContext(None)
-        slots = self.prepare(ubatches)
-        if slots is None:
-            return FailedContext(self.last_failure)
-        return BatchContext(ubatches, {self.name: self}, {self.name: slots})
-
-    def check_update(self) -> None:
-        """Refuse a pending shift on which llama.cpp ends the process, before anything is taken."""
-        if not self.has_shift:
-            return
-        if not self.can_shift:
-            raise CacheUsageError(
-                f"cache {self.name!r} cannot shift its keys (rope widths differ by layer); llama.cpp aborts "
-                f"at the next decode. Remove and re-decode the positions instead of shifting them"
-            )
-        if self.spec.rope_type is RopeType.NONE:
-            return
-        if not self.spec.layers:
-            raise CacheUsageError(
-                f"cache {self.name!r} has no layer, so the shift graph is empty; llama.cpp aborts at the "
-                f"next decode. Do not call seq_add or seq_div on this model"
-            )
-        if self.spec.is_quantized_k and not self.spec.n_rot_k:
-            raise CacheUsageError(
-                f"cache {self.name!r} stores quantised keys whose head size is no multiple of 64: llama.cpp "
-                f"has no rotation matrix for its shift graph and crashes. Use an f16 K cache, or do not shift"
-            )
-
-    def init_update(self, optimize: bool = False) -> UpdateContext:
-        """The queued stream copies and the pending shift. ``optimize`` changes nothing (b11434), unless the
-        cache was given a :attr:`defrag` strategy."""
-        self.check_update()
-        return UpdateContext([self.take_update(optimize)])
-
     def plans_moves(self, optimize: bool) -> bool:
         return bool(plan_update(self, optimize))
 
@@ -391,16 +312,6 @@ class KVCache(AttentionLeaf):
             if len(gained):
                 self._emit("share", self.stream_of(src), gained, src=src, dst=dst)
 
-    def check_full_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Refuse a sub-range between streams. Ends beyond the cache, and p1 = 0, count as the whole."""
-        if self.stream_of(src) == self.stream_of(dst):
-            return
-        if 0 < p0 < self.size - 1 or 0 < p1 < self.size - 1:
-            raise CacheUsageError(
-                f"seq_cp({src}, {dst}, {p0}, {p1}): between streams only whole sequences can be copied; "
-                f"llama.cpp aborts. Copy with p0 = p1 = -1 and remove what is not wanted from the copy"
-            )
-
     def _copy_stream(self, src: int, dst: int, p0: int, p1: int) -> None:
         self.check_full_copy(src, dst, p0, p1)
         if self.observer is not None:
@@ -434,15 +345,6 @@ class KVCache(AttentionLeaf):
         if others:
             self._hazard("keep-spares-other-streams", seq=seq, streams=others)
 
-    def check_editable(self, op: str, seq: int) -> None:
-        """Refuse seq_add and seq_div where llama.cpp asserts."""
-        self.check_seq(op, seq)
-        if self.spec.n_pos_per_embd > 1:
-            raise CacheUsageError(
-                f"{op}: this model has {self.spec.n_pos_per_embd} positions per token (M-RoPE), which cannot "
-                f"be moved; llama.cpp aborts. Remove and re-decode the tokens instead"
-            )
-
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Move positions; the keys turn at the next update. A shared cell moves for every owner, and below
         position 0 it is freed for all of them. The head goes to the first freed cell, else to 0."""
@@ -469,18 +371,9 @@ class KVCache(AttentionLeaf):
         mine = cells.has(seq, cells.size) & (cells.pos >= p0) & (cells.pos < p1)
         return [s for s in cells.sequences() if s != seq and bool((cells.has(s, cells.size) & mine).any())]
 
-    def check_divisor(self, seq: int, p0: int, p1: int, d: int) -> None:
-        """Division by 0 faults in llama.cpp as soon as a cell is in range."""
-        p0, p1 = position_range(p0, p1)
-        if d != 0 or p0 == p1:
-            return
-        cells = self.cells[self.stream_of(seq)]
-        pos = cells.pos[cells.has(seq, self.size)]
-        if bool(((pos >= p0) & (pos < p1)).any()):
-            raise CacheUsageError(
-                f"seq_div({seq}, {p0}, {p1}, 0): positions cannot be divided by 0; llama.cpp crashes. "
-                f"Use a divisor of 2 or more"
-            )
+    def holds_in_range(self, seq: int, p0: int, p1: int) -> bool:
+        pos = self.cells[self.stream_of(seq)].pos[self.cells[self.stream_of(seq)].has(seq, self.size)]
+        return bool(((pos >= p0) & (pos < p1)).any())
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         """Divide positions. The pending shift gets old minus new, so the keys will turn the wrong way."""
@@ -568,55 +461,3 @@ class KVCache(AttentionLeaf):
     def _hazard(self, hazard: str, stream: int = -1, **detail: Any) -> None:
         if self.observer is not None:
             self.observer(Event("hazard", self.name, stream, detail={"id": hazard, **detail}))
-
-
-class SharedKVCache(KVCache):
-    """A cache that looks at another one's cells (``mem_other``): the draft of a speculative decode.
-
-    It has the source's size and rows. Slots are searched on the shared table, but nothing is ever
-    written through it: sequence operations, placements, updates and states are silently skipped.
-    """
-
-    def __init__(self, spec: CacheSpec, source: KVCache, name: str = "kv") -> None:
-        super().__init__(replace(spec, size=source.size), name, source.store)
-        self.source = source
-        self.cells = source.cells
-
-    def _place(self, slot: SlotInfo, ubatch: Ubatch, trial: bool = False) -> Purged:
-        return {}
-
-    def check_update(self) -> None:
-        pass
-
-    def _update(self, copies: Sequence[tuple[int, int]], shift: bool, moves: Sequence[StreamMoves]) -> None:
-        pass
-
-    def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        return True
-
-    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        pass
-
-    def seq_keep(self, seq: int) -> None:
-        pass
-
-    def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        pass
-
-    def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
-        pass
-
-    def seq_pos_min(self, seq: int) -> int:
-        return self.source.seq_pos_min(seq)
-
-    def seq_pos_max(self, seq: int) -> int:
-        return self.source.seq_pos_max(seq)
-
-    def state_write(self, io: StateWriter, seq: int = -1, flags: int = 0) -> None:
-        pass
-
-    def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
-        pass
-
-    def memory_breakdown(self) -> dict[str, int]:
-        return {}

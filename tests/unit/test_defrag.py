@@ -25,7 +25,8 @@ from small_memories import (
     ubatch,
 )  # fmt: skip
 
-from kvsim.caches.kv import KVCache, SharedKVCache
+from kvsim.caches.kv import KVCache
+from kvsim.caches.shared_kv import SharedKVCache
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.pool_layout import PoolLayout, all_clean
 from kvsim.cells import CellTable

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from small_memories import kv_cache, kv_spec, owners, positions, put, streams, ubatch
 
-from kvsim.caches.kv import KVCache, SharedKVCache
+from kvsim.caches.kv import KVCache
+from kvsim.caches.shared_kv import SharedKVCache
 from kvsim.errors import CacheUsageError
 from kvsim.state import StateReader, StateWriter
 

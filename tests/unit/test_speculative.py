@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_slots import OTHER, TEXT, assert_as_fresh, leaf, model, new_context, new_slot
 
-from kvsim.caches.kv import SharedKVCache
+from kvsim.caches.shared_kv import SharedKVCache
 from kvsim.context import Context
 from kvsim.errors import CacheUsageError
 from kvsim.events import Recorder
