@@ -1,0 +1,260 @@
+"""Lessons: do I understand it?
+
+Each step says where we stand, asks for a prediction, and then lets kvsim perform the operation: the answer
+is read from the trace, never stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from app import component
+from app.lessons.course import LESSONS
+from app.lessons.lesson import Ask, Cells, Choice, Lesson, Number, cells_of, correct, spans
+from app.lessons.progress import Progress
+from app.playground.run import Run
+from app.views import playground
+
+CSS = (Path(__file__).parents[1] / "lessons" / "page.css").read_text(encoding="utf-8")
+HEIGHT = "clamp(330px, calc(100vh - 440px), 560px)"
+NOT_SAID = "not said"
+
+
+def show() -> None:
+    """The page."""
+    st.html(f"<style>{CSS}</style>")
+    _restore()
+    state = st.session_state
+    lesson = next(each for each in LESSONS if each.key == state["ls lesson"])
+    n = min(state["ls step"], len(lesson.steps) - 1)
+    progress: Progress = state["ls progress"]
+    shown = n in progress.done.get(lesson.key, set())
+    with st.container(key="ls-list"):
+        _list(lesson, progress)
+    with st.container(key="ls-main"):
+        _step(lesson, n, shown, progress)
+    with st.container(key="ls-bar", horizontal=True, vertical_alignment="center"):
+        _bar(lesson, n, shown, progress)
+    _remember(lesson, n, progress)
+
+
+# -- state -----------------------------------------------------------------------------------------
+
+
+def _restore() -> None:
+    """Begin where the session stands, else where the address says."""
+    state, query = st.session_state, st.query_params
+    if "ls lesson" in state:
+        return
+    keys = [lesson.key for lesson in LESSONS]
+    wanted = query.get("lesson", keys[0])
+    state["ls lesson"] = wanted if wanted in keys else keys[0]
+    step = query.get("step", "1")
+    state["ls step"] = max(0, int(step) - 1) if step.isascii() and step.isdigit() and len(step) < 4 else 0
+    state["ls progress"] = Progress.of_text(query.get("done", ""))
+    state["ls given"] = {}
+
+
+def _remember(lesson: Lesson, n: int, progress: Progress) -> None:
+    wanted = {"page": "lessons", "lesson": lesson.key, "step": str(n + 1)}
+    text = progress.text()
+    if text:
+        wanted["done"] = text
+    for key, value in wanted.items():
+        if st.query_params.get(key) != value:
+            st.query_params[key] = value
+    st.query_params.pop("at", None)
+
+
+def _go(key: str, n: int) -> None:
+    st.session_state["ls lesson"] = key
+    st.session_state["ls step"] = n
+    st.session_state.pop("ls played", None)
+
+
+# -- the list --------------------------------------------------------------------------------------
+
+
+def _list(lesson: Lesson, progress: Progress) -> None:
+    st.html(
+        f'<div class="kvs-list-head">Lessons<small>{progress.n_complete} of {len(LESSONS)} done</small></div>'
+    )
+    for number, each in enumerate(LESSONS, 1):
+        done = progress.complete(each.key)
+        st.button(
+            each.title,
+            key=f"ls go {each.key}",
+            icon=":material/check_circle:" if done else f":material/{_counted(number)}:",
+            type="primary" if each is lesson else "secondary",
+            width="stretch",
+            on_click=_go,
+            args=(each.key, _first_open(each, progress)),
+        )
+
+
+def _counted(number: int) -> str:
+    """The name of an icon with this number in a circle; there is none above 9."""
+    return f"counter_{number}" if number < 10 else "radio_button_unchecked"
+
+
+def _first_open(lesson: Lesson, progress: Progress) -> int:
+    done = progress.done.get(lesson.key, set())
+    return next((n for n in range(len(lesson.steps)) if n not in done), 0)
+
+
+# -- one step --------------------------------------------------------------------------------------
+
+
+def _step(lesson: Lesson, n: int, shown: bool, progress: Progress) -> None:
+    step = lesson.steps[n]
+    with st.container(key="ls-head", horizontal=True, vertical_alignment="center"):
+        st.html(
+            f'<h1 class="kvs-lesson-title">{html.escape(lesson.title)}'
+            f"<small>step {n + 1} of {len(lesson.steps)}</small></h1>"
+        )
+        if st.button("Open in the playground", key="ls open"):
+            lines = lesson.lines_after(n) if shown else lesson.lines_before(n)
+            playground.open_position(lesson.setup, lines)
+            st.switch_page(st.session_state["pages"]["playground"])
+    st.html(f'<p class="kvs-lesson-text">{html.escape(step.text)}</p>')
+    right = lesson.right(n)
+    picked = _picture(lesson, n, shown, right)
+    card, rules = st.columns([2.6, 1], gap="medium")
+    with card, st.container(key="ls-ask"):
+        st.html(f'<p class="kvs-question">{html.escape(step.ask.question)}</p>')
+        if shown:
+            _outcome(lesson, n, right)
+        else:
+            _question(lesson, n, right, picked)
+    with rules:
+        _rules(lesson, progress)
+
+
+def _picture(lesson: Lesson, n: int, shown: bool, right: Any) -> list[list[int]]:
+    """The player; returns the cells that were picked in it for this step."""
+    before = lesson.lines_before(n)
+    run = Run(lesson.setup.header, lesson.title)
+    run.perform(before)
+    start = len(run.steps) - 1
+    run.perform(lesson.lines_after(n)[len(before) :] if shown else [])
+    payload = run.payload()
+    key = f"{lesson.key} {n} {hashlib.sha256(payload.encode()).hexdigest()[:12]}"
+    asks_cells = isinstance(lesson.steps[n].ask, Cells) and not shown
+    plays = shown and st.session_state.get("ls played") == (lesson.key, n)
+    result = component.player(
+        payload,
+        key=key,
+        at=len(run.steps) - 1,
+        notes=run.notes,
+        start=start if plays else None,
+        page="lessons",
+        plain=True,
+        height=HEIGHT,
+        picks=len(right) if asks_cells else 0,
+    )
+    picked = (result or {}).get("picked") or {}
+    return picked["cells"] if picked.get("key") == key else []
+
+
+def _question(lesson: Lesson, n: int, right: Any, picked: list[list[int]]) -> None:
+    """The fields of a prediction, Check and Show me."""
+    ask = lesson.steps[n].ask
+    given = _given(ask, f"ls answer {lesson.key} {n}", right, picked)
+    with st.container(horizontal=True):
+        st.button("Check", type="primary", disabled=given is None, on_click=_check, args=(lesson, n, given))
+        st.button("Show me", type="tertiary", on_click=_check, args=(lesson, n, NOT_SAID))
+
+
+def _given(ask: Ask, key: str, right: Any, picked: list[list[int]]) -> Any:
+    """What was answered so far, None if nothing that can be checked."""
+    if isinstance(ask, Number):
+        text = st.text_input("Your number", key=key, width=140, placeholder="a number", max_chars=6)
+        return int(text) if text.strip().lstrip("-").isdecimal() else None
+    if isinstance(ask, Choice):
+        chosen = st.radio("Your answer", ask.options, index=None, key=key, label_visibility="collapsed")
+        return None if chosen is None else ask.options.index(chosen)
+    lanes = sorted({lane for lane, _ in right})
+    one_lane = len(lanes) == 1
+    st.html(
+        f'<p class="kvs-hint">Click the cells in the picture, in any order. You have placed {len(picked)} of '
+        f"{len(right)}.</p>"
+    )
+    typed = ""
+    if one_lane:
+        typed = st.text_input(
+            "or type them", key=key, width=220, placeholder="0–5, 9", max_chars=80,
+        )  # fmt: skip
+    cells = cells_of(typed, lanes) if typed else picked
+    return cells if cells and len(cells) == len(right) else None
+
+
+def _check(lesson: Lesson, n: int, given: Any) -> None:
+    state = st.session_state
+    state["ls given"][lesson.key, n] = given
+    state["ls progress"].finish(lesson.key, n)
+    state["ls played"] = (lesson.key, n)
+
+
+def _outcome(lesson: Lesson, n: int, right: Any) -> None:
+    """Whether the prediction was right, what happened, and why."""
+    step = lesson.steps[n]
+    given = st.session_state["ls given"].get((lesson.key, n), NOT_SAID)
+    told = html.escape(step.ask.told(right))
+    if given == NOT_SAID:
+        st.html(f'<p class="kvs-answer">{told}</p>')
+    elif correct(step.ask, given, right):
+        st.html(f'<p class="kvs-answer kvs-good">✓ As you said: {told}</p>')
+    else:
+        said = html.escape(_said(step.ask, given))
+        st.html(f'<p class="kvs-answer kvs-bad">✕ You said {said}. It is {told}</p>')
+    st.html(f'<p class="kvs-why-text">{html.escape(step.why)}</p>')
+    error = lesson.moment(n).error
+    if error:
+        st.code(error, language=None, wrap_lines=True)
+
+
+def _said(ask: Ask, given: Any) -> str:
+    if isinstance(ask, Choice):
+        return f"“{ask.options[given]}”"
+    return spans(sorted(cell for _, cell in given)) if isinstance(ask, Cells) else f"{given:,}"
+
+
+def _rules(lesson: Lesson, progress: Progress) -> None:
+    done = progress.done.get(lesson.key, set())
+    rules = [step.rule for n, step in enumerate(lesson.steps) if n in done and step.rule]
+    if rules:
+        items = "".join(f"<li>{html.escape(rule)}</li>" for rule in rules)
+        st.html(f'<h3 class="kvs-rules-head">The rules so far</h3><ol class="kvs-rules">{items}</ol>')
+
+
+# -- the step bar ----------------------------------------------------------------------------------
+
+
+def _bar(lesson: Lesson, n: int, shown: bool, progress: Progress) -> None:
+    st.button("Back", icon=":material/chevron_left:", disabled=n == 0, on_click=_go, args=(lesson.key, n - 1))
+    done = progress.done.get(lesson.key, set())
+    dashes = "".join(
+        f'<i class="{"kvs-now" if i == n and i not in done else "kvs-done" if i in done else ""}"></i>'
+        for i in range(len(lesson.steps))
+    )
+    st.html(f'<div class="kvs-dashes" aria-hidden="true">{dashes}</div>')
+    place = LESSONS.index(lesson)
+    last = n == len(lesson.steps) - 1
+    following = LESSONS[place + 1] if place + 1 < len(LESSONS) else None
+    if not last:
+        st.button(
+            "Next", icon=":material/chevron_right:", icon_position="right", disabled=not shown, on_click=_go,
+            args=(lesson.key, n + 1),
+        )  # fmt: skip
+    elif following:
+        st.button(
+            f"Next lesson: {following.title}", icon=":material/chevron_right:", icon_position="right",
+            disabled=not shown, on_click=_go, args=(following.key, _first_open(following, progress)),
+        )  # fmt: skip
+    if not shown:
+        st.html('<p class="kvs-hint">after the prediction</p>')
