@@ -57,7 +57,7 @@ def operations(pair: Pair, pick: generate.Picker) -> Iterator[Op]:
             yield generate.save(pick, pair, slot)
         elif kind < 68:
             restored = generate.restore(pick, pair)
-            if restored is not None:
+            if restored is not None and (pair.same_layout or is_sound(restored, pair)):
                 yield restored
         else:
             yield generate.EDITS[pick.choice(names)][0](pick, pair)
@@ -65,6 +65,12 @@ def operations(pair: Pair, pick: generate.Picker) -> Iterator[Op]:
             yield Op.clear(True)  # a pending shift that cannot run would end every decode
         elif pair.blind:
             yield Op.clear(True)  # or logits could not be compared any more
+
+
+def is_sound(restored: Op, pair: Pair) -> bool:
+    """Whether a state is fed back whole and as what it is. In another layout, damage hits other fields."""
+    saved = pair.states[restored.args["slot"]]
+    return "truncate" not in restored.args and restored.args.get("flags") == saved.args.get("flags")
 
 
 def for_library(op: Op, n_vocab: int) -> Op:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvsim.state_versions import CURRENT, LAYOUTS, Layout
+
 FUNCTIONS = """
 typedef struct {
     int32_t n_tokens; int32_t *token; float *embd; int32_t *pos; int32_t *n_seq_id; int32_t **seq_id;
@@ -97,20 +99,30 @@ _CONTEXT_DEFAULTS = {
 
 @dataclass(frozen=True)
 class Version:
-    """A version of llama.cpp: its declarations, and the defaults by which it is recognised."""
+    """A version of llama.cpp: its declarations, the defaults and a function by which it is recognised, and
+    the layout of the states that it saves."""
 
     name: str
     declarations: str
     model: Mapping[str, object]
     context: Mapping[str, object]
+    function: str
+    layout: Layout
 
 
-def _version(name: str, n_callbacks: int) -> Version:
+def _version(name: str, n_callbacks: int, function: str, layout: Layout = CURRENT) -> Version:
     """``n_callbacks``: pointers between the row types and the flags; the abort callback is set by a call."""
     structs = "typedef bool (*eval_callback)(void *tensor, bool ask, void *data);" + _MODEL
     declared = structs + _CONTEXT.replace("{n_callbacks}", str(n_callbacks))
-    return Version(name, declared + FUNCTIONS, _MODEL_DEFAULTS, _CONTEXT_DEFAULTS)
+    declared += FUNCTIONS
+    if f" {function}(" not in declared:
+        declared += f"void {function}(void);"  # only looked for, never called
+    return Version(name, declared, _MODEL_DEFAULTS, _CONTEXT_DEFAULTS, function, layout)
 
 
-VERSIONS: tuple[Version, ...] = (_version("b11549", 3), _version("b11434", 2))
-"""Every version the lane can talk to, newest first."""
+VERSIONS: tuple[Version, ...] = (
+    _version("b11549", 3, "llama_get_causal_attn"),
+    _version("b11434", 2, "llama_get_causal_attn"),
+    _version("b11063", 2, "llama_memory_can_shift", LAYOUTS[1]),
+)
+"""Every version the lane can talk to, newest first: the first that fits is taken."""

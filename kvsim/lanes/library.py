@@ -75,7 +75,7 @@ def mismatch(ffi: Any, lib: Any, version: Version) -> str:
                 got = None if isinstance(value, ffi.CData) and value == ffi.NULL else value
                 if got != wanted:
                     return f"{function}() has {field} = {got!r}, expected {wanted!r}"
-        for name in ("llama_decode", "llama_get_memory", "llama_state_seq_get_data_ext"):
+        for name in ("llama_decode", "llama_state_seq_get_data_ext", version.function):
             getattr(lib, name)
     except AttributeError as error:
         return str(error)

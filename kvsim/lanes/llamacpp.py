@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from kvsim.errors import KvsimError
 from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
+from kvsim.lanes.declarations import VERSIONS
 from kvsim.lanes.library import LaneError
 from kvsim.lanes.session import Answer
 from kvsim.models.cache_spec import MemorySpec
@@ -85,6 +86,7 @@ class LlamaCpp:
             self.close()
             raise
         self.version, self.n_vocab, self.n_seq_max, self.n_embd = about
+        self.layout = next(version.layout for version in VERSIONS if version.name == self.version)
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +138,8 @@ class LlamaCpp:
 
     def state(self, seq: int | None = None, flags: int = 0) -> SavedState:
         """The whole state, or that of a sequence, taken apart."""
-        return parse_state(self.state_bytes(seq, flags), self.spec, partial=bool(flags & PARTIAL_ONLY))
+        partial = bool(flags & PARTIAL_ONLY)
+        return parse_state(self.state_bytes(seq, flags), self.spec, partial, layout=self.layout)
 
     def state_bytes(self, seq: int | None = None, flags: int = 0) -> bytes:
         """The whole state, or that of a sequence, as llama.cpp writes it."""

@@ -67,9 +67,25 @@ def test_one_default_elsewhere_is_a_mismatch(part: str, field: str, value: int) 
 def test_the_layout_of_another_version_is_a_mismatch() -> None:
     import cffi
 
-    b11549, b11434 = VERSIONS
+    b11549, *older = VERSIONS
+    for version in older:
+        ffi = cffi.FFI()
+        ffi.cdef(version.declarations)
+        lib = ffi.dlopen(str(find_library()), ffi.RTLD_NODELETE)
+        assert mismatch(ffi, lib, version) != ""
+        assert b11549.context == version.context
+
+
+@needs_library
+def test_a_function_that_is_missing_is_a_mismatch() -> None:
+    import cffi
+
+    version = replace(
+        VERSIONS[0],
+        declarations=VERSIONS[0].declarations + "void llama_nothing(void);",
+        function="llama_nothing",
+    )
     ffi = cffi.FFI()
-    ffi.cdef(b11434.declarations)
+    ffi.cdef(version.declarations)
     lib = ffi.dlopen(str(find_library()), ffi.RTLD_NODELETE)
-    assert mismatch(ffi, lib, b11434) != ""
-    assert b11549.context == b11434.context
+    assert "llama_nothing" in mismatch(ffi, lib, version)
