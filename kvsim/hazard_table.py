@@ -536,7 +536,7 @@ TABLE = (
         id="rollback-beyond-snapshot",
         kind=CONTENT,
         memories="memories with rollback snapshots",
-        where="src/llama-memory-recurrent.cpp: seq_rm; src/models/delta-net-base.cpp",
+        where="src/llama-memory-recurrent.cpp, src/llama-kv-cache-dsv4.cpp: seq_rm",
         happens=(
             "Snapshots of the last tokens are taken only within one ubatch. A rollback by more "
             "tokens than the last ubatch of the sequence had (less one) is accepted, and the state "
@@ -720,6 +720,18 @@ TABLE = (
         ),
         instead="Only tokens that were computed are rolled back.",
         remedy="After a failed decode remove the sequence, or restore a state saved before.",
+    ),
+    Hazard(
+        id="clearing-empties-queued-copy",
+        kind=CONTENT,
+        memories="dsv4",
+        where="src/llama-kv-cache-dsv4.cpp: seq_rm, clear_compressed",
+        happens=(
+            "A copy of a sequence moves its compressed rows and rings at the next decode, but removing the "
+            "source, or copying something over it, zeroes its rings at once: the copy then gets zeros."
+        ),
+        instead="Queued copies run before their source is cleared.",
+        remedy="Decode once between copying a sequence and removing its source.",
     ),
     Hazard(
         id="compressed-rows-of-nothing",

@@ -404,8 +404,8 @@ class DSV4BatchContext(BatchContext):
         return True
 
     def _lose_rollbacks(self, pending: Mapping[int, int]) -> None:
-        """The ubatch failed: its tokens are in no plane, and rollbacks that it or a later one was to carry out
-        are forgotten all the same."""
+        """The ubatch failed: its tokens are in no plane, and rollbacks that it or a later one was to carry
+        out are forgotten all the same."""
         for s in self.ubatch.seq_id_unq:
             self._memory.reach[s] = 0
         for s, depth in pending.items():

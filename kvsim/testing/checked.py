@@ -27,6 +27,7 @@ from kvsim.hazards import HAZARDS
 from kvsim.ledger import AttentionPart, Entry, Ledger, Part
 from kvsim.ledger_states import NO_STATE, Histories, StatePart
 from kvsim.memory import Memory, Snapshot
+from kvsim.models.memory_spec import CSA_RATIO
 from kvsim.models.params import RopeType
 from kvsim.ops import Op
 from kvsim.replay import Replayer
@@ -74,6 +75,9 @@ class Checked:
         self._purged: set[str] = set()
         self._astray: set[int] = set()
         self._pair = window_pair(self.memory)
+        self._lasting = COMPRESSED_LATER if isinstance(self.memory, DSV4Cache) else set()
+        if self._pair is not None:
+            self._lasting = self._lasting | {"halves-disagree"}
         self._rowless = {
             name
             for name, leaf in self.memory.leaves().items()
@@ -169,6 +173,7 @@ class Checked:
                 self._check_starts(ran)
                 self.ledger.place(op.args, ran.idx, first)
                 self._check_reads(ran)
+                self._check_compressed(ran)
         elif op.op.startswith("state_"):
             self._enter_state(op, ret or 0)
         elif op.op != "seq_rm" or ret:
@@ -199,6 +204,26 @@ class Checked:
                     f"{read.seen}, the ledger says {wanted} (instance, key turned for)"
                 )
 
+    def _check_compressed(self, ran: Ran) -> None:
+        """Every compressed row that a token attends to is made of the tokens of its block and of the one
+        before. What a hazard has spoiled stays so until the sequence is gone."""
+        part = self.ledger.parts.get("raw.base")
+        for rows in ran.compressed:
+            assert isinstance(part, AttentionPart)
+            held = {e.pos: e.instance for e in part.entries(rows.seq)}
+            if len(held) < len(part.entries(rows.seq)) or 0 in held.values():
+                continue  # repeated positions, or tokens that only the cells have accounted for
+            for j, found in enumerate(rows.blocks):
+                span = range(CSA_RATIO * (j - 1), CSA_RATIO * (j + 1))
+                wanted = tuple(0 if p < 0 else held.get(p, -1) for p in span)
+                if found == wanted or rows.seq in self._astray:
+                    continue
+                if not self._explained("csa", rows.seq):
+                    raise self._failure(
+                        f"csa: row {j} of sequence {rows.seq} is made of {list(found)}, not of {list(wanted)}"
+                    )
+                self._astray.add(rows.seq)
+
     # -- saved states --------------------------------------------------------------------------
 
     def _enter_state(self, op: Op, ret: int) -> None:
@@ -218,8 +243,21 @@ class Checked:
             into = {s: s for s in range(self.n_seq_max)}
         else:
             into = {saved.op.args["seq"]: op.args["seq"]}
-        for name in state_leaves(self.memory, op.args.get("flags", 0)):
+        restored = state_leaves(self.memory, op.args.get("flags", 0))
+        for name in restored:
             self.ledger.parts[name].restore(saved.parts[name], into)
+        if self._pair is not None and self._pair[0] not in restored:
+            self._astray.update(s for s in into.values() if not self._fits(s))
+
+    def _fits(self, seq: int) -> bool:
+        """Whether the window part holds nothing but what the other part holds too: a partial state, which
+        only the ledger can tell, may be of another sequence or of another time."""
+        full, swa = (self.ledger.parts[name] for name in self._pair or ())
+        assert isinstance(full, AttentionPart)
+        assert isinstance(swa, AttentionPart)
+        return {(e.pos, e.instance) for e in swa.entries(seq)} <= {
+            (e.pos, e.instance) for e in full.entries(seq)
+        }
 
     def forget_state(self, slot: int) -> None:
         """Drop a saved state, so that a long run does not keep them all."""
@@ -230,7 +268,8 @@ class Checked:
     def refine(self) -> None:
         """Compare every part and sequence with the ledger."""
         for event in self.events:
-            if event.detail["id"] in LASTING or (self._pair and event.detail["id"] == "halves-disagree"):
+            hazard = event.detail["id"]
+            if hazard in LASTING or hazard in self._lasting:
                 named = named_by(event)
                 self._astray |= set(range(self.n_seq_max)) if -1 in named else named
         found = {
@@ -376,6 +415,22 @@ LASTING = {
 }
 """Hazards after which a sequence is astray: its parts disagree, or its cells are half alive. What comes of it
 cannot be told in advance, until it is gone from every part."""
+
+COMPRESSED_LATER = {
+    "clearing-empties-queued-copy",
+    "compressed-rows-of-nothing",
+    "copy-ignores-rollback",
+    "restore-under-queued-copy",
+    "rollback-arms-uncomputed",
+    "rollback-beyond-snapshot",
+    "rollback-consumed-early",
+    "rollback-first-owner-only",
+    "rollback-refused",
+    "save-before-copy",
+    "shared-token-sees-one-history",
+}
+"""Hazards after which the rings of DeepSeek-V4 hold something else than the sequence; the difference shows
+when a block is completed."""
 
 WINDOW_LOST = ("trimmed-past-window", "window-forgets-sequence")
 """After these the positions of a sequence may start anew; what the window has forgotten is out of reach."""

@@ -157,6 +157,7 @@ CASES: dict[str, Case] = {
         _config("dsa", "tiny"), run(0, 0), Op.state_seq_get(0, 0), Op.state_seq_set(0, 0, truncate=30),
         run(0, 0),
     ),
+    "clearing-empties-queued-copy": case(DSV4, Op.seq_cp(0, 1), Op.seq_rm(0)),
     "refuses-harmless-range": case(DSV4, Op.seq_rm(0, 5, 7)),
     "rollback-consumed-early": case(DSV4, run(0, 0, 2), Op.seq_rm(0, 1), run(0, 1, fault=ABORT)),
     "rollback-arms-uncomputed": case(ROLLBACK, run(0, 1, fault=ABORT)),

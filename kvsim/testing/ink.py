@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.batch import Ubatch
-from kvsim.caches.dsv4 import RawView, per_sequence
+from kvsim.caches.dsv4 import PlanView, RawView, per_sequence
 from kvsim.caches.factory import LeafFactory
 from kvsim.caches.kv import KVCache
 from kvsim.caches.kv_view import KVView
@@ -154,12 +154,21 @@ class Start:
 
 
 @dataclass
+class Rows:
+    """The compressed rows that a token of a sequence attends to, each as the instances it was made from."""
+
+    seq: int
+    blocks: list[tuple[int, ...]]
+
+
+@dataclass
 class Ran:
     """A ubatch that was computed: its rows' batch indices, and what they read."""
 
     idx: list[int]
     reads: list[Read] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
+    compressed: list[Rows] = field(default_factory=list)
 
 
 class InkNetwork:
@@ -172,6 +181,8 @@ class InkNetwork:
         self.histories = histories
         self.first = 1
         self.ran: list[Ran] = []
+        self._blocks: list[tuple[int, ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {}
 
     def run(self, ubatch: Ubatch, views: Mapping[str, View]) -> NDArray[np.float32]:
         instances = (ubatch.idx + self.first).astype(np.int32)
@@ -179,6 +190,8 @@ class InkNetwork:
         for name, view in views.items():
             if isinstance(view, RawView):
                 self._attend_raw(view, instances, ran)
+            elif isinstance(view, PlanView):
+                self._compress(name, view, ubatch, instances, ran)
             elif isinstance(view, KVView) and view.cache.store is not None:
                 self._write(view, instances)
                 if view.cache.has_mask:
@@ -219,6 +232,41 @@ class InkNetwork:
         written = KVView(view.cache, view.written, per_sequence(view.ubatch))
         self._write(written, (written.ubatch.idx + self.first).astype(np.int32))
         self._attend(view.cache.name, view.view, ran)
+
+    def _compress(self, name: str, view: PlanView, ubatch: Ubatch, instances: IntArray, ran: Ran) -> None:
+        """Follow the plan with instances in place of values: a compressed row holds the number of the tuple
+        it was made from (``src/models/deepseek4.cpp``; the order is that of the graph)."""
+        ring, plan, cache = view.ring, view.plan, view.cache
+        assert isinstance(cache, KVCache)
+        store = cache.store
+        assert isinstance(store, InkStore)
+        kept = next(iter(ring.states.values())).kv[:, 0]
+        tokens = instances.astype(kept.dtype)
+        kept[plan.state_restore_dst_idxs] = kept[plan.state_restore_src_idxs]
+        sources = np.concatenate([kept[: ring.shape.ring_rows], tokens, [0]])
+        read = sources[plan.state_read_idxs].astype(np.int64)
+        if ring.shape.overlap:
+            before, own = read.reshape(2, -1, ring.shape.ratio)
+            windows = np.concatenate([before, own], axis=1)
+        else:
+            windows = read.reshape(-1, ring.shape.ratio)
+        for at, window in zip(plan.state_write_idxs.tolist(), windows.tolist(), strict=True):
+            stream, row = divmod(at, cache.size)
+            store.instance[stream, row] = self._block(tuple(window))
+        kept[plan.state_snapshot_dst_idxs] = np.concatenate([kept, tokens])[plan.state_snapshot_src_idxs]
+        kept[plan.state_persist_dst_idxs] = tokens[plan.state_persist_src_idxs]
+        if name != "csa":
+            return
+        for ids, n in zip(ubatch.seq_ids, plan.n_visible.tolist(), strict=True):
+            numbers = store.instance[cache.stream_of(ids[0]), :n].tolist()
+            ran.compressed.append(Rows(ids[0], [self._blocks[k] for k in numbers]))
+
+    def _block(self, instances: tuple[int, ...]) -> int:
+        """The number of a tuple of instances; number 0 is a row that was never written."""
+        if instances not in self._numbers:
+            self._numbers[instances] = len(self._blocks)
+            self._blocks.append(instances)
+        return self._numbers[instances]
 
     def _attend(self, name: str, view: KVView, ran: Ran) -> None:
         store, ubatch = view.cache.store, view.ubatch

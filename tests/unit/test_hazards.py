@@ -91,6 +91,7 @@ def test_the_traces_are_written_as_they_are(tmp_path: Path) -> None:
 SEEN_LATER = {
     "base-keeps-later-positions",
     "clear-keeps-copies",
+    "clearing-empties-queued-copy",
     "compressed-rows-of-nothing",
     "device-state-replaced",
     "indexer-slots-diverge",
