@@ -9,18 +9,20 @@ import streamlit as st
 from kvsim.player.bundle import bundle, stylesheet
 
 
+def element(name: str, entry: str, *styles: str) -> Any:
+    """A Streamlit element of the player's modules, begun in ``entry``; ``styles`` are further CSS files."""
+    css, script = stylesheet(*styles), bundle(entry)
+    return st.components.v2.component(name, html='<div class="kv-host"></div>', css=css, js=script)
+
+
 @st.cache_resource
 def _component() -> Any:
-    return st.components.v2.component(
-        "kvsim_player", html='<div class="kv-host"></div>', css=stylesheet(), js=bundle("streamlit")
-    )
+    return element("kvsim_player", "streamlit")
 
 
 @st.cache_resource
 def _link_component() -> Any:
-    return st.components.v2.component(
-        "kvsim_link", html='<div class="kv-host"></div>', css=stylesheet(), js=bundle("link")
-    )
+    return element("kvsim_link", "link")
 
 
 def player(

@@ -39,9 +39,10 @@ def bundle(entry: str = "main") -> str:
 
 
 @cache
-def stylesheet() -> str:
-    """The player's CSS with the palette in front."""
-    return palette.css() + "\n" + (FOLDER / "player.css").read_text(encoding="utf-8")
+def stylesheet(*more: str) -> str:
+    """The player's CSS with the palette in front, and the files ``more`` behind."""
+    files = [(FOLDER / name).read_text(encoding="utf-8") for name in ("player.css", *more)]
+    return "\n".join([palette.css(), *files])
 
 
 def _add(module: str, done: dict[str, str], path: tuple[str, ...]) -> None:
