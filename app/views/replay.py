@@ -25,6 +25,9 @@ from kvsim.player.page import page
 PROGRESS_AFTER = 1.0  # seconds until a check shows how far it is
 PROGRESS_EVERY = 0.25
 
+OPENS_WITH = "kv/llama-uni-c256-u16-s4-f16-03"
+"""The recording a newcomer sees first: small, with sharing, a shift and save and restore."""
+
 
 @st.cache_data(max_entries=24, show_spinner=False)
 def _bundled(name: str) -> Opened:
@@ -67,7 +70,7 @@ def show() -> None:
 def _pick() -> str | None:
     names = recordings.bundled()
     if "scenario" not in st.session_state:
-        wanted = st.query_params.get("scenario")
+        wanted = st.query_params.get("scenario", OPENS_WITH)
         st.session_state.scenario = wanted if wanted in names else None
     return st.selectbox(
         "Recording",

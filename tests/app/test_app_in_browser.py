@@ -55,8 +55,14 @@ def test_a_link_opens_the_step_and_the_address_follows(visit) -> None:
     assert page.locator(".kv-number").inner_text() == "17"
 
 
-def test_the_first_page_plays_a_recording_with_one_click(visit) -> None:
+def test_the_app_opens_on_a_recording(visit) -> None:
     page = visit()
+    page.locator(".kv-say").wait_for()
+    page.get_by_text("0 differences").wait_for()
+
+
+def test_an_empty_page_plays_a_recording_with_one_click(visit) -> None:
+    page = visit("?scenario=")
     page.get_by_role("button", name="Play the first one").click()
     page.locator(".kv-say").wait_for()
     assert page.locator(".kv-say").inner_text().startswith("A fresh memory: 256 cells in kv")
@@ -71,7 +77,7 @@ def _upload(page, name: str, data: bytes) -> None:
 
 
 def test_an_upload_is_played_and_checked(visit) -> None:
-    page = visit()
+    page = visit("?scenario=")
     page.get_by_text("Open a recording").wait_for()
     _upload(page, "mine.jsonl.gz", FILE.read_bytes())
     page.locator(".kv-say").wait_for()
@@ -81,7 +87,7 @@ def test_an_upload_is_played_and_checked(visit) -> None:
 
 def test_a_damaged_upload_names_the_line_and_plays_the_rest(visit) -> None:
     whole = gzip.decompress(FILE.read_bytes()).splitlines(keepends=True)
-    page = visit()
+    page = visit("?scenario=")
     page.get_by_text("Open a recording").wait_for()
     _upload(page, "cut.jsonl", b"".join(whole[:20]) + whole[20][:99])
     page.get_by_text("This file is damaged").wait_for()
@@ -92,7 +98,7 @@ def test_a_damaged_upload_names_the_line_and_plays_the_rest(visit) -> None:
 
 
 def test_two_sessions_do_not_see_each_others_uploads(visit) -> None:
-    one, two = visit(), visit()
+    one, two = visit("?scenario="), visit("?scenario=")
     one.get_by_text("Open a recording").wait_for()
     _upload(one, "mine.jsonl.gz", FILE.read_bytes())
     one.locator(".kv-say").wait_for()

@@ -28,8 +28,14 @@ def verdict(at: AppTest) -> str:
     return " ".join(block.proto.body for block in at.get("html") if "kvs-verdict" in block.proto.body)
 
 
-def test_without_a_recording_the_page_offers_one() -> None:
+def test_the_app_opens_on_a_recording() -> None:
     at = start()
+    assert at.selectbox[0].value == KV
+    assert "0 differences" in verdict(at)
+
+
+def test_without_a_recording_the_page_offers_one() -> None:
+    at = start(scenario="")
     assert [s.value for s in at.subheader] == ["Open a recording"]
     assert "106 bundled recordings" in at.text[0].value
     at.button[0].click().run()
