@@ -11,11 +11,15 @@ from kvsim.cli.app import app_command
 from kvsim.cli.bench import bench_command
 from kvsim.cli.difftest import difftest_command
 from kvsim.cli.explain import explain_command
+from kvsim.cli.import_log import import_log_command
 from kvsim.cli.memory import memory_command
 from kvsim.cli.museum import museum_command
+from kvsim.cli.plan import plan_command
 from kvsim.cli.render import render_command
 from kvsim.cli.replay import replay_command
 from kvsim.cli.show import show_command
+from kvsim.cli.simulate import simulate_command
+from kvsim.cli.sweep import sweep_command
 from kvsim.cli.verify import verify_command
 
 app = typer.Typer(
@@ -36,3 +40,7 @@ app.command("bench")(bench_command)
 app.command("difftest")(difftest_command)
 app.command("museum")(museum_command)
 app.command("explain")(explain_command)
+app.command("import-log")(import_log_command)
+app.command("simulate")(simulate_command)
+app.command("plan")(plan_command)
+app.command("sweep")(sweep_command)

@@ -51,7 +51,6 @@ class Totals:
     searched: int = 0
     checkpoints: int = 0
     restored: int = 0
-    peak_checkpoint_bytes: int = 0
 
     def check(self) -> None:
         """Raise IntegrityError unless every token is accounted for, once all requests are through."""

@@ -1,7 +1,7 @@
 """Decoding many tokens at once, with the very outcome of decoding them one step after the other.
 
-A service spends most of its decodes on one token for each of a few sequences. Where every such step is known to
-find room, and where it would look is known too, the steps are placed together::
+A service spends most of its decodes on one token for each of a few sequences. Where every such step is known
+to find room, and where it would look is known too, the steps are placed together::
 
     step by step   3 steps of sequences a, b        cells  . . a b a b a b .    head at 8
     together       one search for 6 cells from the head, the same cells, one placement
@@ -10,13 +10,15 @@ What makes them the same, leaf by leaf and stream by stream:
 
 - a step searches on from where the last one ended, unless the head is so far behind the used cells that it
   starts over (``find_slot``); the run of steps ends before that could happen;
-- a cell that no step may take is passed over by all; a window cell that a later step may take, though the first
+- a cell that no step may take is passed over by all; a window cell that a later step may take, though the
+first
   may not, ends the run of steps where the search comes to it;
 - placing reads nothing of earlier steps but what they took.
 
-Everything else goes through :meth:`Context.decode`: other kinds of memory, a cache that might refuse, a context
-with an observer. The cells are those of the caches themselves, found by their search and written by their
-``apply_ubatch``; only the trial that llama.cpp makes before it places is left out, since it cannot fail.
+Everything else goes through :meth:`Context.decode`: other kinds of memory, a cache that might refuse, a
+context with an observer. The cells are those of the caches themselves, found by their search and written by
+their ``apply_ubatch``; only the trial that llama.cpp makes before it places is left out, since it cannot
+fail.
 """
 
 from __future__ import annotations
@@ -138,10 +140,10 @@ class BulkDecoder:
         if unified:
             n = sum(len(run.tokens) for run in runs)
             full, rest = divmod(n, n_ubatch)
-            sizes = np.array([n_ubatch] * full + [rest] * (rest > 0), np.int64)
+            sizes = np.array([n_ubatch] * full + [rest] * (rest > 0), np.int32)
             return {0: _chunks(runs, sizes)}
         split = _equal_sizes([(run.seq, len(run.tokens)) for run in runs], n_ubatch)
-        return {run.seq: _chunks([run], np.array(split[run.seq], np.int64)) for run in runs}
+        return {run.seq: _chunks([run], np.array(split[run.seq], np.int32)) for run in runs}
 
     def _must_fit(self, cache: KVCache, parts: dict[int, _Chunks]) -> bool:
         """Whether no ubatch can be refused, whatever the order in which cells become free."""
@@ -193,10 +195,10 @@ class BulkDecoder:
         tokens = np.array([run.tokens for run in runs], np.int32).T.ravel()
         seq_ids = tuple([(run.seq,) for run in runs]) * n_steps
         gained = {run.seq: n_steps for run in runs}
-        return {0: _Chunks(pos, tokens, seq_ids, np.full(n_steps, len(runs), np.int64), gained)}
+        return {0: _Chunks(pos, tokens, seq_ids, np.full(n_steps, len(runs), np.int32), gained)}
 
     def _step_parts(self, runs: Sequence[Run]) -> dict[int, _Chunks]:
-        return {run.seq: _chunks([run], np.ones(len(run.tokens), np.int64)) for run in runs}
+        return {run.seq: _chunks([run], np.ones(len(run.tokens), np.int32)) for run in runs}
 
     # -- placing -------------------------------------------------------------------------------
 
@@ -343,10 +345,10 @@ def _chunks_before(
 
 def _before_restart(cells: CellTable, taken: IntArray, sizes: IntArray, ends: IntArray, n: int) -> int:
     """How many of the first ``n`` chunks come before one that might start over at cell 0, because the head is
-    far beyond the used cells. Used cells are counted at their fewest: what a taken cell's owner loses by it."""
+    far beyond the used cells. Used cells are counted at their fewest: less all that owners may lose."""
     if n < 2:
         return n
-    heads = taken[ends[: n - 1] - 1].astype(np.int64) + 1
+    heads = taken[ends[: n - 1] - 1].astype(np.int32) + 1
     used = cells.used + ends[: n - 1]
     lost = _lost(cells, taken[: int(ends[n - 1])])
     if lost is not None:
@@ -364,11 +366,11 @@ def _lost(cells: CellTable, taken: IntArray) -> IntArray | None:
     live = np.flatnonzero(cells.pos[taken] != -1)
     if not len(live):
         return None
-    lost = np.zeros(len(taken), np.int64)
+    lost = np.zeros(len(taken), np.int32)
     words = cells.seq[:, taken[live]]
     for owner in {tuple(word) for word in np.unique(words, axis=1).T.tolist()}:
-        rows = live[(words.T == np.array(owner, np.uint64)).all(axis=1)]
+        rows = live[(np.array(owner, np.uint64) == words.T).all(axis=1)]
         (s,) = cells.owners(int(taken[rows[0]]))
-        reach = np.maximum.accumulate(cells.pos[taken[rows]].astype(np.int64)) - cells.seq_pos_min(s) + 1
+        reach = np.maximum.accumulate(cells.pos[taken[rows]].astype(np.int32)) - cells.seq_pos_min(s) + 1
         lost[rows] += np.diff(reach, prepend=0)
     return np.cumsum(lost)

@@ -19,9 +19,9 @@ from kvsim.models.params import ModelParams
 class ServerConfig:
     """A model, its context, and the server's own settings, named as llama-server names them.
 
-    ``params.n_seq_max`` is ``--parallel``. ``slot_prompt_similarity``: a free slot that holds at least this part
-    of the prompt is preferred. ``ctx_checkpoints`` 0 keeps none. ``ctx_shift``: a full conversation forgets its
-    oldest tokens rather than end; ``n_keep`` of the first ones stay.
+    ``params.n_seq_max`` is ``--parallel``. ``slot_prompt_similarity``: a free slot that holds at least this
+    part of the prompt is preferred. ``ctx_checkpoints`` 0 keeps none. ``ctx_shift``: a full conversation
+    forgets its oldest tokens rather than end; ``n_keep`` of the first ones stay.
     """
 
     model: ModelParams
@@ -57,8 +57,8 @@ class ServerConfig:
 class NarrowLeaves(LeafFactory):
     """Makes caches of the full number of cells whose rows are as narrow as rows get.
 
-    A simulation keeps no rows, but states saved for checkpoints have as many bytes as the rows would take. With
-    one narrow layer they hold the cells and next to nothing else.
+    A simulation keeps no rows, but states saved for checkpoints have as many bytes as the rows would take.
+    With one narrow layer they hold the cells and next to nothing else.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)

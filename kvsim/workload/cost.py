@@ -4,12 +4,12 @@ A pass over the network takes as long as the slower of two things, plus a fixed 
 
     seconds = max(bytes moved / bandwidth, FLOPs / rate) + ubatches * overhead
 
-Bytes: all weights once per ubatch; the rows of the cells that the tokens of each sequence see, once per ubatch;
-the rows written; recurrent states read and written. FLOPs: two per active parameter and token, and per layer
-with attention four per embedding value and cell seen. Left out: kernels that read masked cells, caches of the
-device, overlap of copies with work, batches too small to fill the device, sampling, the network between client
-and server. So treat a result as a bound that a good implementation may come near, and compare configurations
-rather than believe seconds.
+Bytes: all weights once per ubatch; the rows of the cells that the tokens of each sequence see, once per
+ubatch; the rows written; recurrent states read and written. FLOPs: two per active parameter and token, and
+per layer with attention four per embedding value and cell seen. Left out: kernels that read masked cells,
+caches of the device, overlap of copies with work, batches too small to fill the device, sampling, the network
+between client and server. So treat a result as a bound that a good implementation may come near, and compare
+configurations rather than believe seconds.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PARAMETERS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Device:
-    """``bandwidth`` bytes a second, ``rate`` floating-point operations a second, ``overhead`` seconds that each
-    ubatch takes in any case."""
+    """``bandwidth`` bytes a second, ``rate`` floating-point operations a second, ``overhead`` seconds that
+    each ubatch takes in any case."""
 
     bandwidth: float = 2.039e12
     rate: float = 312e12

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
 from kvsim.workload.request import FIRST_ANSWER, MAX_TOKENS, FreshTokens, Request, WorkloadError, joined
@@ -150,7 +151,11 @@ def _azure(place: _Place, lines: Iterator[tuple[int, str]]) -> Iterator[Timed]:
         n_prompt = _count(place, AZURE_COLUMNS[1], fields[1])
         n_answer = _count(place, AZURE_COLUMNS[2], fields[2])
         prompt, answer = prompts.take(n_prompt), answers.take(n_answer)
-        yield (time - epoch).total_seconds(), lambda at, i=i, p=prompt, a=answer: Request(i, at, (p,), a)  # type: ignore[misc]
+        yield (time - epoch).total_seconds(), partial(_request, i, (prompt,), answer)
+
+
+def _request(i: int, prompt: tuple[range, ...], answer: range, arrival: float) -> Request:
+    return Request(i, arrival, prompt, answer)
 
 
 def _count(place: _Place, name: str, text: str) -> int:
@@ -167,7 +172,7 @@ def _mooncake(place: _Place, first: str, lines: Iterator[tuple[int, str]]) -> It
     while True:
         time, prompt, n_answer = _mooncake_line(place, line)
         answer = answers.take(n_answer)
-        yield time, lambda at, i=i, p=prompt, a=answer: Request(i, at, p, a)  # type: ignore[misc]
+        yield time, partial(_request, i, prompt, answer)
         place.number, line = next(lines, (0, ""))
         if not line:
             return

@@ -1,7 +1,8 @@
 """One request of a workload: when it comes, what it asks, how long the answer is.
 
-The traces have no text, but a cache cares only which tokens are equal. So tokens are numbers made up such that
-two prompts share a prefix exactly where the trace says so, and as ranges, of which a queue can hold many::
+The traces have no text, but a cache cares only which tokens are equal. So tokens are numbers made up such
+that two prompts share a prefix exactly where the trace says so, and as ranges, of which a queue can hold
+many::
 
     prompt   0..511  512..1023  7168..7421       three ranges, 1,278 tokens
     answer   1073741824..1073741867              what the model will say, 44 tokens

@@ -31,9 +31,13 @@ class Policy(Protocol):
 
 
 def simulate(
-    requests: Iterable[Request], policy: Policy, report: Callable[[int], object] = lambda n: None
+    requests: Iterable[Request],
+    policy: Policy,
+    report: Callable[[int], object] = lambda n: None,
+    look: Callable[[float], object] = lambda clock: None,
 ) -> Account:
-    """Serve all requests and return the policy's account; ``report`` is told how many have come so far.
+    """Serve all requests and return the policy's account. Before each round ``report`` is told how many have
+    come so far, and ``look`` what time it is.
 
     Memory does not grow with the number of requests, but for those that wait. Raises IntegrityError if
     a token is unaccounted for.
@@ -50,6 +54,7 @@ def simulate(
             n += 1
             following = next(coming, None)
         report(n)
+        look(clock)
         clock = policy.advance(clock, inf if following is None else following.arrival)
         if account.due(clock):
             account.sample(policy.sample(clock))

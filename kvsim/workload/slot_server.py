@@ -1,13 +1,13 @@
 """llama-server's slots (``tools/server/server-context.cpp: update_slots``).
 
 Each round: conversations that are full are shifted; every slot that generates adds the token it sampled last;
-then, slot by slot, prompts fill the batch up to ``n_batch``. The batch is decoded; if no cell is free, an idle
-slot is emptied (unified caches only) or half the batch is tried, down to one token, and then everyone is sent
-away. Requests wait in order for a free slot: the one that holds most of the prompt already, else the one that
-was used longest ago.
+then, slot by slot, prompts fill the batch up to ``n_batch``. The batch is decoded; if no cell is free, an
+idle slot is emptied (unified caches only) or half the batch is tried, down to one token, and then everyone is
+sent away. Requests wait in order for a free slot: the one that holds most of the prompt already, else the one
+that was used longest ago.
 
-Left out: the host-side store of whole prompts (the server as with ``--cache-ram 0``), drafts, several answers to
-one prompt, embeddings, images, message boundaries as places for checkpoints.
+Left out: the host-side store of whole prompts (the server as with ``--cache-ram 0``), drafts, several answers
+to one prompt, embeddings, images, message boundaries as places for checkpoints.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ CHECKPOINT_BEFORE_END = 4
 
 @dataclass
 class Task:
-    """A request that a slot serves: ``n_sampled`` tokens of its answer are there, the last not yet decoded."""
+    """A request that a slot serves: ``n_sampled`` tokens of its answer are there, the last not yet
+    decoded."""
 
     request: Request
     prompt: list[int]
@@ -73,7 +74,8 @@ class ServerSlot:
 
 
 class SlotServer:
-    """The policy. ``bulk`` False makes every step a decode of its own (for tests; the outcome is the same)."""
+    """The policy. ``bulk`` False makes every step a decode of its own (for tests; the outcome is the
+    same)."""
 
     name = "llama-server"
 
@@ -85,7 +87,9 @@ class SlotServer:
         self.decoder = BulkDecoder(self.context, bulk)
         self.slots = [ServerSlot(self.context, i, config) for i in range(self.context.resolved.n_seq_max)]
         self.queue: deque[Request] = deque()
-        self.shift = ContextShift(config.n_keep) if config.ctx_shift and self.context.memory.can_shift else None
+        self.shift = (
+            ContextShift(config.n_keep) if config.ctx_shift and self.context.memory.can_shift else None
+        )
         self._releases = 0
 
     # -- what a simulation asks ----------------------------------------------------------------
@@ -243,7 +247,7 @@ class SlotServer:
         return min((stop for stop in stops if stop > start), default=n_prompt)
 
     def _checkpoint(self, slot: ServerSlot, kept: Checkpoints, start: int, end: int, n_prompt: int) -> None:
-        """Keep a checkpoint of what is there before this part, by the server's rules for when it is worth it."""
+        """Keep a checkpoint of what is there before this part, where the server thinks it worth it."""
         near_end = n_prompt < end + self.context.resolved.n_ubatch
         if start == 0 or (end < n_prompt and not near_end):
             return
@@ -304,9 +308,7 @@ class SlotServer:
     def _after_token(self, slot: ServerSlot, clock: float) -> None:
         """A token was sampled: is the answer complete, or the conversation full?"""
         assert slot.task is not None
-        if slot.task.n_left <= 0:
-            self._finish(slot, clock)
-        elif self.shift is None and self._room(slot) == 0:
+        if slot.task.n_left <= 0 or (self.shift is None and self._room(slot) == 0):
             self._finish(slot, clock)
 
     def _empty_an_idle_slot(self) -> bool:

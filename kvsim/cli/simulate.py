@@ -1,0 +1,192 @@
+"""``kvsim simulate``: a workload through a server, before there is one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from kvsim.cli.terminal import fail, stderr, stdout, table
+from kvsim.errors import KvsimError
+
+if TYPE_CHECKING:
+    from kvsim.workload.account import Account
+    from kvsim.workload.request import Request
+    from kvsim.workload.setup import Setup
+
+Size = Annotated[int, typer.Option(min=0)]
+
+
+def simulate_command(
+    workload: Annotated[Path, typer.Argument(help="An Azure trace (CSV) or a Mooncake trace (JSON lines).")],
+    arch: Annotated[str, typer.Option(metavar="NAME", help="A model by name, such as gemma3-4b.")],
+    n_ctx: Annotated[int, typer.Option(help="Context in tokens; 0 is what the model was trained for.")] = 0,
+    parallel: Annotated[int, typer.Option(help="Slots.", min=1)] = 4,
+    n_batch: Annotated[int, typer.Option(help="Tokens of a batch.", min=1)] = 2048,
+    n_ubatch: Annotated[int, typer.Option(help="Tokens that go through the graph at once.")] = 512,
+    unified: Annotated[bool, typer.Option("--unified", help="One buffer for all slots.")] = False,
+    swa_full: Annotated[bool, typer.Option("--swa-full", help="Window caches hold the context.")] = False,
+    type_k: Annotated[str, typer.Option(help="Type of stored keys.")] = "f16",
+    type_v: Annotated[str, typer.Option(help="Type of stored values.")] = "f16",
+    policy: Annotated[str, typer.Option(help="slots (llama-server) or paged (blocks, as vLLM).")] = "slots",
+    similarity: Annotated[float, typer.Option(help="Part of a prompt a slot must hold to be chosen.")] = 0.1,
+    ctx_shift: Annotated[bool, typer.Option("--ctx-shift", help="Full slots forget old tokens.")] = False,
+    cache_reuse: Annotated[int, typer.Option(help="Shortest chunk to reuse by shifting; 0: none.")] = 0,
+    checkpoints: Annotated[int, typer.Option(help="Most checkpoints per slot; 0: none.")] = 32,
+    n_params: Annotated[float, typer.Option(help="Parameters; 0: about as published.")] = 0.0,
+    weight_bytes: Annotated[float, typer.Option(help="Bytes per parameter.")] = 2.0,
+    bandwidth: Annotated[float, typer.Option(help="Device: bytes a second.")] = 2.039e12,
+    rate: Annotated[float, typer.Option(help="Device: floating-point operations a second.")] = 312e12,
+    overhead: Annotated[float, typer.Option(help="Device: seconds per ubatch in any case.")] = 0.5e-3,
+    requests: Annotated[int, typer.Option(help="Serve only so many; 0: all.", min=0)] = 0,
+    fitted: Annotated[int, typer.Option(help="Make up so many, fitted to the workload.", min=0)] = 0,
+    turns: Annotated[float, typer.Option(help="Made up: mean turns of a conversation.")] = 1.0,
+    system: Annotated[int, typer.Option(help="Made up: tokens of the shared system prompt.")] = 0,
+    seed: Annotated[int, typer.Option(help="Made up: seed.", min=0)] = 0,
+    trace: Annotated[Path | None, typer.Option(help="Write an interval as a trace, for the player.")] = None,
+    trace_from: Annotated[float, typer.Option(help="Seconds at which the interval begins.")] = 0.0,
+    trace_ops: Annotated[int, typer.Option(help="Operations in the interval.", min=1)] = 200,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Serve a workload with a simulated server whose caches are kvsim's own.
+
+    Counts are exact for the given policy; seconds come from a simple model of the device.
+    Exit status 2: a workload, a model or a setting that cannot be used.
+    """
+    from kvsim.workload.setup import Setup
+
+    try:
+        setup = Setup(
+            arch=arch, n_ctx=n_ctx, parallel=parallel, n_batch=n_batch, n_ubatch=n_ubatch, unified=unified,
+            swa_full=swa_full, type_k=type_k, type_v=type_v, policy=policy, similarity=similarity,
+            ctx_shift=ctx_shift, cache_reuse=cache_reuse, checkpoints=checkpoints, n_params=n_params,
+            weight_bytes=weight_bytes, bandwidth=bandwidth, rate=rate, overhead=overhead,
+        )  # fmt: skip
+        chosen, n, seconds = choose(workload, requests, fitted, turns, system, seed)
+        began = time.perf_counter()
+        account = _run(setup, chosen, n, seconds, trace, trace_from, trace_ops)
+    except KvsimError as error:
+        fail(error)
+    took = time.perf_counter() - began
+    if as_json:
+        print(json.dumps({"setup": vars(setup), "bytes": setup.memory_bytes(), **account.to_json()}))
+    else:
+        print_account(stdout(), setup, account, took)
+
+
+def choose(
+    workload: Path, requests: int = 0, fitted: int = 0, turns: float = 1.0, system: int = 0, seed: int = 0
+) -> tuple[Iterable[Request], int, float]:
+    """The requests, how many they are, and over how many seconds they come. Reads the file once."""
+    from dataclasses import replace
+
+    from kvsim.workload.read import Workload
+    from kvsim.workload.synthetic import fit
+
+    read = Workload(workload, requests or None)
+    if fitted:
+        made = replace(fit(read, fitted, seed), turns=turns, system=system)
+        return made, fitted, fitted / made.rate
+    summary = read.summary()
+    return read, summary.n_requests, summary.seconds
+
+
+def _run(
+    setup: Setup,
+    requests: Iterable[Request],
+    n: int,
+    seconds: float,
+    trace: Path | None,
+    start: float,
+    ops: int,
+) -> Account:
+    from contextlib import ExitStack
+
+    from kvsim.workload.record import IntervalRecorder
+    from kvsim.workload.simulate import simulate
+    from kvsim.workload.slot_server import SlotServer
+
+    server = setup.server(sample_every=max(seconds / 512, 1e-3))
+    with ExitStack() as stack:
+        bar = stack.enter_context(counting())
+        task = bar.add_task("requests", total=n)
+        look: Any = lambda clock: None  # noqa: E731
+        if trace is not None:
+            if not isinstance(server, SlotServer):
+                fail("--trace shows llama.cpp's cells, which the paged policy does not have")
+            try:
+                recorder = stack.enter_context(IntervalRecorder(server, trace, start, ops, setup.arch))
+            except ValueError as error:
+                fail(error)
+            look = recorder.look
+        return simulate(requests, server, lambda done: bar.update(task, completed=done), look)
+
+
+def counting() -> Progress:
+    """A bar on stderr, if that is a terminal, of things done out of things to do."""
+    console = stderr()
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def print_account(out: Console, setup: Setup, account: Account, took: float) -> None:
+    """The summary as tables."""
+    totals = account.totals
+    rate = totals.requests / took if took else 0.0
+    served = f"{totals.requests:,} requests in {account.samples[-1].time:,.1f} simulated seconds"
+    out.print(
+        Text(f"{setup.arch}, {setup.policy}: {served} ({took:.1f} s here, {rate:,.0f} requests a second)")
+    )
+    counts = [
+        ("requests", f"{totals.requests:,}", "finished", f"{totals.finished:,}"),
+        ("", "", "cut short", f"{totals.truncated:,}"),
+        ("", "", "rejected, aborted", f"{totals.rejected:,}, {totals.aborted:,}"),
+        ("prompt tokens", f"{totals.prompt:,}", "reused", f"{totals.reused:,}"),
+        ("", "", "computed", f"{totals.computed:,}"),
+        ("", "", "reprocessed", f"{totals.reprocessed:,}"),
+        ("", "", "refused", f"{totals.refused:,}"),
+        ("answer tokens", f"{totals.answer:,}", "generated", f"{totals.generated:,}"),
+        ("", "", "cut off", f"{totals.cut:,}"),
+        ("decodes", f"{totals.decodes:,}", "failed", f"{totals.failed_decodes:,}"),
+        ("", "", "cells searched", f"{totals.searched:,}"),
+        ("", "", "window cells reclaimed", f"{totals.reclaimed:,}"),
+        ("", "", "shifts, idle slots purged", f"{totals.shifts:,}, {totals.purged_slots:,}"),
+        ("", "", "checkpoints, restored", f"{totals.checkpoints:,}, {totals.restored:,}"),
+        ("", "", "preempted, computed again", f"{totals.preempted:,}, {totals.again:,}"),
+    ]
+    for line in table(counts, left=1):
+        out.print(Text(line))
+    times: list[tuple[str, ...]] = [("seconds", "mean", "p50", "p90", "p99", "max")]
+    for name, each in (
+        ("waiting", account.wait), ("to first token", account.first_token), ("to the end", account.latency),
+    ):  # fmt: skip
+        times.append((name, *(f"{value:.3f}" for key, value in each.to_json().items() if key != "n")))
+    out.print()
+    for line in table(times):
+        out.print(Text(line))
+    out.print()
+    out.print(Text("peak cells: " + ", ".join(f"{name} {n:,}" for name, n in account.peak.items())))
+    for reason, n in account.reasons.most_common():
+        out.print(Text(f"not reused, {reason}: {n:,}"))
+    for failure in account.failures[:3]:
+        place = f"{failure.asked} cells of {failure.cache} asked for, {failure.free} free"
+        out.print(
+            Text(
+                f"failed decode at {failure.time:.3f} s: {place}, {failure.reclaimable} reclaimable, "
+                f"largest hole {failure.largest_hole}"
+            )
+        )
