@@ -92,7 +92,7 @@ FAILURE = Lesson(
 
 WINDOW = Lesson(
     "window",
-    "The window and what it forgets",
+    "The window",
     "memory gemma3 cells=32 ubatch=4 sequences=2 window=8",
     (
         LessonStep(

@@ -76,7 +76,7 @@ MSA = Lesson(
 COMPRESSORS = Lesson(
     "compressors",
     "DeepSeek-V4's compressors",
-    "memory deepseek4 cells=256 ubatch=64 sequences=2",
+    "memory deepseek4 cells=256 ubatch=64 sequences=1",
     (
         LessonStep(
             "DeepSeek-V4 keeps the last tokens as they are (raw) and the rest as pooled rows: csa pools "

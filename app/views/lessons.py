@@ -21,7 +21,7 @@ from app.playground.run import Run
 from app.views import playground
 
 CSS = (Path(__file__).parents[1] / "lessons" / "page.css").read_text(encoding="utf-8")
-HEIGHT = "clamp(330px, calc(100vh - 440px), 560px)"
+HEIGHT = "clamp(330px, calc(100vh - 408px), 560px)"
 NOT_SAID = "not said"
 
 
@@ -85,21 +85,15 @@ def _list(lesson: Lesson, progress: Progress) -> None:
         f'<div class="kvs-list-head">Lessons<small>{progress.n_complete} of {len(LESSONS)} done</small></div>'
     )
     for number, each in enumerate(LESSONS, 1):
-        done = progress.complete(each.key)
+        sign = "✓" if progress.complete(each.key) else str(number)
         st.button(
-            each.title,
+            f"{sign:\u2007>2}\u2002{each.title}",
             key=f"ls go {each.key}",
-            icon=":material/check_circle:" if done else f":material/{_counted(number)}:",
             type="primary" if each is lesson else "secondary",
             width="stretch",
             on_click=_go,
             args=(each.key, _first_open(each, progress)),
         )
-
-
-def _counted(number: int) -> str:
-    """The name of an icon with this number in a circle; there is none above 9."""
-    return f"counter_{number}" if number < 10 else "radio_button_unchecked"
 
 
 def _first_open(lesson: Lesson, progress: Progress) -> int:
@@ -127,6 +121,11 @@ def _step(lesson: Lesson, n: int, shown: bool, progress: Progress) -> None:
     card, rules = st.columns([2.6, 1], gap="medium")
     with card, st.container(key="ls-ask"):
         st.html(f'<p class="kvs-question">{html.escape(step.ask.question)}</p>')
+        if isinstance(step.ask, Cells) and not shown:
+            st.html(
+                '<p class="kvs-hint">Click the cells in the picture, in any order. You have placed '
+                f"{len(picked)} of {len(right)}.</p>"
+            )
         if shown:
             _outcome(lesson, n, right)
         else:
@@ -164,8 +163,8 @@ def _picture(lesson: Lesson, n: int, shown: bool, right: Any) -> list[list[int]]
 def _question(lesson: Lesson, n: int, right: Any, picked: list[list[int]]) -> None:
     """The fields of a prediction, Check and Show me."""
     ask = lesson.steps[n].ask
-    given = _given(ask, f"ls answer {lesson.key} {n}", right, picked)
-    with st.container(horizontal=True):
+    with st.container(horizontal=True, vertical_alignment="bottom", key="ls-answer"):
+        given = _given(ask, f"ls answer {lesson.key} {n}", right, picked)
         st.button("Check", type="primary", disabled=given is None, on_click=_check, args=(lesson, n, given))
         st.button("Show me", type="tertiary", on_click=_check, args=(lesson, n, NOT_SAID))
 
@@ -173,21 +172,25 @@ def _question(lesson: Lesson, n: int, right: Any, picked: list[list[int]]) -> No
 def _given(ask: Ask, key: str, right: Any, picked: list[list[int]]) -> Any:
     """What was answered so far, None if nothing that can be checked."""
     if isinstance(ask, Number):
-        text = st.text_input("Your number", key=key, width=140, placeholder="a number", max_chars=6)
+        text = st.text_input(
+            "Your number",
+            key=key,
+            width=140,
+            placeholder="a number",
+            max_chars=6,
+            label_visibility="collapsed",
+        )
         return int(text) if text.strip().lstrip("-").isdecimal() else None
     if isinstance(ask, Choice):
         chosen = st.radio("Your answer", ask.options, index=None, key=key, label_visibility="collapsed")
         return None if chosen is None else ask.options.index(chosen)
     lanes = sorted({lane for lane, _ in right})
     one_lane = len(lanes) == 1
-    st.html(
-        f'<p class="kvs-hint">Click the cells in the picture, in any order. You have placed {len(picked)} of '
-        f"{len(right)}.</p>"
-    )
     typed = ""
     if one_lane:
         typed = st.text_input(
-            "or type them", key=key, width=220, placeholder="0–5, 9", max_chars=80,
+            "Cells", key=key, width=200, placeholder="or type them: 0–5, 9", max_chars=80,
+            label_visibility="collapsed",
         )  # fmt: skip
     cells = cells_of(typed, lanes) if typed else picked
     return cells if cells and len(cells) == len(right) else None

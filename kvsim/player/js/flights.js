@@ -16,6 +16,7 @@ export class Flights {
     const rail = this.motion.player.rail;
     let end = start;
     u.w.forEach(([k, runs]) => {
+      if (this.motion.player.lanes[k].root.hidden) return;
       let j = 0;
       for (const run of runs) {
         if (asRuns) end = Math.max(end, this._flyRun(k, run, start + j * delay, first + j));

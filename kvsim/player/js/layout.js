@@ -6,6 +6,7 @@
 export const PITCHES = [54, 40, 28, 24, 19, 14, 11, 8, 7, 6, 4, 3, 2, 1];
 export const FOLD = 12;
 export const MANY = 32768;  // from here on cells are drawn as one image
+const FEW = 64;  // so few may be as large as the page is wide
 export const GUTTER = 44;
 export const PROFILE = 20;
 export const PAD = 16;  // room around a grid for rings and the head's pin
@@ -13,7 +14,8 @@ export const PAD = 16;  // room around a grid for rings and the head's pin
 // lanes: [{size, reach}], width of the cells' area, height for all lanes without their headers.
 export function fit(lanes, width, height, dpr = 1) {
   // Numbers in every cell only help while there are few; beyond that a wide grid with textures reads better.
-  const most = Math.max(...lanes.map((lane) => Math.min(lane.size, lane.reach + 64))) <= 512 ? 28 : 19;
+  const shown = Math.max(...lanes.map((lane) => Math.min(lane.size, lane.reach + 64)));
+  const most = lanes.reduce((sum, lane) => sum + lane.size, 0) <= FEW ? PITCHES[0] : shown <= 512 ? 28 : 19;
   for (const pitch of PITCHES.filter((p) => p <= most && p >= 5)) {
     const plan = withPitch(lanes, pitch, width, dpr);
     if (plan && plan.height <= height) return plan;
