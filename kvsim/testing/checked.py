@@ -11,29 +11,35 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvsim.batch import Batch
-from kvsim.caches.composite import CompositeMemory
 from kvsim.caches.dsv4 import DSV4Cache
-from kvsim.caches.iswa import WindowPair
 from kvsim.caches.kv import KVCache
 from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.errors import BatchError, CacheUsageError, KvsimError
 from kvsim.events import Event, Observer
-from kvsim.hazard_table import CONTENT
 from kvsim.hazards import HAZARDS
-from kvsim.ledger import AttentionPart, Entry, Ledger, Part
+from kvsim.ledger import AttentionPart, Entry, Ledger
 from kvsim.ledger_states import NO_STATE, Histories, StatePart
 from kvsim.memory import Memory, Snapshot
 from kvsim.models.memory_spec import CSA_RATIO
-from kvsim.models.params import RopeType
 from kvsim.ops import Op
 from kvsim.replay import Replayer
 from kvsim.testing.cache_info import CacheInfo, Config
+from kvsim.testing.excuses import (
+    ASTRAY,
+    COMPRESSED_LATER,
+    LASTING,
+    UNDONE,
+    WINDOW_LOST,
+    carried,
+    concerns,
+    named_by,
+)
 from kvsim.testing.ink import InkLeaves, InkNetwork, Ran, cells_of, states_of
-from kvsim.trace.header import MEMORIES
+from kvsim.testing.parts import parts_of, state_leaves, window_pair
 
 REHEARSED = 32
 """One in so many decodes is prepared on a copy first, and not carried out."""
@@ -235,7 +241,7 @@ class Checked:
             self.states[slot] = Saved(op, parts, self.events + astray)
             return
         saved = self.states[slot]
-        self.events = [*self.events, *(_carried(event, op.args.get("seq")) for event in saved.hazards)]
+        self.events = [*self.events, *(carried(event, op.args.get("seq")) for event in saved.hazards)]
         if ret == 0 or saved.op.args.get("flags") != op.args.get("flags"):
             return
         if op.op == "state_set":
@@ -397,105 +403,8 @@ class Checked:
         )
 
 
-def _carried(event: Event, into: int | None) -> Event:
-    """A hazard met while saving, as it concerns the sequence that the state is restored into (None: all)."""
-    detail = {"id": event.detail["id"], "seq": -1 if into is None else into}
-    return replace(event, detail=detail)
-
-
-ASTRAY = "partial-state-alone"
-LASTING = {
-    ASTRAY,
-    "state-knows-last-position-only",
-    "state-position-below-zero",
-    "base-keeps-later-positions",
-    "half-restored",
-    "position-minus-one",
-    "cell-keeps-old-owner",
-}
-"""Hazards after which a sequence is astray: its parts disagree, or its cells are half alive. What comes of it
-cannot be told in advance, until it is gone from every part."""
-
-COMPRESSED_LATER = {
-    "clearing-empties-queued-copy",
-    "compressed-rows-of-nothing",
-    "copy-ignores-rollback",
-    "restore-under-queued-copy",
-    "rollback-arms-uncomputed",
-    "rollback-beyond-snapshot",
-    "rollback-consumed-early",
-    "rollback-first-owner-only",
-    "rollback-refused",
-    "save-before-copy",
-    "shared-token-sees-one-history",
-}
-"""Hazards after which the rings of DeepSeek-V4 hold something else than the sequence; the difference shows
-when a block is completed."""
-
-WINDOW_LOST = ("trimmed-past-window", "window-forgets-sequence")
-"""After these the positions of a sequence may start anew; what the window has forgotten is out of reach."""
-
-UNDONE = "undo-misses-position-minus-one"
-
-
-def parts_of(memory: Memory, histories: Histories) -> dict[str, Part]:
-    """An empty ledger part for every leaf of a memory."""
-    parts: dict[str, Part] = {}
-    compressed = memory.compressed if isinstance(memory, DSV4Cache) else {}
-    for name, leaf in memory.leaves().items():
-        if isinstance(leaf, KVCache) and name not in compressed:
-            spec = leaf.spec
-            rotates = spec.rope_type is not RopeType.NONE
-            parts[name] = AttentionPart(
-                spec.swa_type, spec.n_swa, spec.n_stream > 1, rotates, spec.n_pos_per_embd >= 3
-            )
-        elif isinstance(leaf, RecurrentMemory):
-            parts[name] = StatePart(histories)
-    return parts
-
-
-def state_leaves(memory: Memory, flags: int) -> list[str]:
-    """The leaves that a saved state with these flags holds."""
-    if isinstance(memory, DSV4Cache):
-        return state_leaves(memory.raw, flags)
-    if not isinstance(memory, CompositeMemory):
-        return list(memory.leaves())
-    return [leaf for _, part in memory.state_parts(flags) for leaf in state_leaves(part, flags)]
-
-
-def concerns(event: Event, part: str, seq: int) -> bool:
-    """Whether a hazard explains a difference in this part and sequence. One that names no sequence speaks of
-    all, one that is not about content of none."""
-    if HAZARDS[event.detail["id"]].kind != CONTENT:
-        return False
-    if event.cache in _LEAF_NAMES and event.cache != part:
-        return False
-    named = named_by(event)
-    return not named or -1 in named or seq in named
-
-
-def named_by(event: Event) -> set[int]:
-    """The sequences that a hazard speaks of; -1 for every one."""
-    named: set[int] = set()
-    for key in ("seq", "seqs", "others", "src", "dst", "streams"):
-        value = event.detail.get(key, ())
-        named.update([value] if isinstance(value, int) else value)
-    return named
-
-
-def window_pair(memory: Memory) -> tuple[str, str] | None:
-    """The names of the cache that sees everything and of the window cache beside it, if there are such."""
-    if isinstance(memory, WindowPair):
-        return memory.full.name, memory.swa.name
-    parts = memory.parts.values() if isinstance(memory, CompositeMemory) else ()
-    return next((pair for part in parts if (pair := window_pair(part)) is not None), None)
-
-
 def _positions(held: Mapping[int, Sequence[Entry]], seq: int) -> Counter[int]:
     return Counter(e.pos for e in held.get(seq, ()))
-
-
-_LEAF_NAMES = {name for names in MEMORIES.values() for name in names} | {"recurrent"}
 
 
 def check_picture(snapshot: Snapshot) -> None:

@@ -21,8 +21,10 @@ from kvsim.ledger import AttentionPart
 from kvsim.ops import Op
 from kvsim.testing import generate
 from kvsim.testing.cache_info import CacheInfo, Config
-from kvsim.testing.checked import Checked, concerns, state_leaves
+from kvsim.testing.checked import Checked
+from kvsim.testing.excuses import concerns
 from kvsim.testing.ink import cells_of, states_of
+from kvsim.testing.parts import state_leaves
 
 NO_ROW = -1
 """Stands for the token of a cell without a row behind it."""
