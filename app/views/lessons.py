@@ -21,7 +21,7 @@ from app.playground.run import Run
 from app.views import playground
 
 CSS = (Path(__file__).parents[1] / "lessons" / "page.css").read_text(encoding="utf-8")
-HEIGHT = "clamp(330px, calc(100vh - 408px), 560px)"
+HEIGHT = "clamp(330px, calc(100vh - 408px), 460px)"
 NOT_SAID = "not said"
 
 
@@ -218,7 +218,7 @@ def _outcome(lesson: Lesson, n: int, right: Any) -> None:
     st.html(f'<p class="kvs-why-text">{html.escape(step.why)}</p>')
     error = lesson.moment(n).error
     if error:
-        st.code(error, language=None, wrap_lines=True)
+        st.html(f'<p class="kvs-hint">kvsim says: {html.escape(error)}</p>')
 
 
 def _said(ask: Ask, given: Any) -> str:

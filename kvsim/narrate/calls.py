@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kvsim.memory import POS_INF
+from kvsim.narrate.logs import is_failure
 from kvsim.narrate.words import count, join, number
 from kvsim.trace import Step
 
@@ -24,6 +25,8 @@ KINDS = {
     "state_set": ("state", "restore"),
     "rows": ("state", "read"),
     "defrag": ("copy", "defragment"),
+    "seen": ("state", "read"),
+    "said": ("state", "read"),
 }
 """Operation -> (kind, mark): the colour and the sign of its mark on the timeline."""
 
@@ -61,8 +64,14 @@ def call(step: Step) -> str:
         return f"{op}(save {args['slot']}{_damage(args)})"
     if op == "rows":
         return f"rows({args['cache']}, layer {args['layer']}, {count(len(args['cells']), 'cell')})"
+    if op == "defrag":
+        return f"defrag({args['strategy']})"
     if op == "init":
         return "init()"
+    if op == "seen":
+        return f"seen({args['cache']}, stream {args['stream']}, line {args['line']})"
+    if op == "said":
+        return f"said({args['explanation']}, line {args['line']})"
     return f"{op}({', '.join(f'{k} {v}' for k, v in args.items())})"
 
 
@@ -81,6 +90,10 @@ def short_call(step: Step) -> str:
         return "save everything"
     if op == "state_set":
         return "restore everything"
+    if op == "seen":
+        return f"{args['cache']} before a search"
+    if op == "said":
+        return f"log: {args['explanation']}"
     return call(step).replace("(seq ", "(")
 
 
@@ -100,6 +113,8 @@ def tokens_of(args: dict[str, Any]) -> str:
 def verdict(step: Step) -> tuple[str, bool]:
     """What the operation answered, and whether that is a failure. Empty where nothing is answered."""
     op, ret = step.op, step.ret
+    if op == "said" and is_failure(step):
+        return "message", True
     if ret is None:
         return "", False
     if op == "decode":

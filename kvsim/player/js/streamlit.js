@@ -10,7 +10,7 @@ export default function component({ parentElement, data, setStateValue }) {
   const host = parentElement.querySelector(".kv-host") ?? parentElement;
   let entry = PLAYERS.get(parentElement);
   if (!entry) {
-    entry = { handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: (step) => remember("at", step), ...data.options }) };
+    entry = { handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: data.options.plain ? null : (step) => remember("at", step), ...data.options }) };
     entry.theme = setInterval(() => entry.handle.player.setTheme(themeOf(host)), 400);
     PLAYERS.set(parentElement, entry);
   } else if (entry.key !== data.key) {
