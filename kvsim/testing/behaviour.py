@@ -4,7 +4,7 @@ Two allocators that are both right differ in cells and agree in this::
 
     {"reads": {"kv": {"0": [[0, 17], [1, 18]], "2": [[0, 17]]}}}
 
-Sequence 0 would attend to its tokens at positions 0 and 1, whose ids are 17 and 18. Sequences that hold
+Sequence 0 would attend to its tokens at positions 0 and 1, whose ids are 17 and 18. Sequences that would see
 nothing are left out. A window is applied, so a cache may forget what no window shows any more.
 """
 
@@ -30,7 +30,8 @@ def _reads(streams: list[dict[str, Any]], spec: CacheSpec) -> dict[str, list[lis
         for _, pos, owners, _, tok, _, _ in stream["cells"]:
             for seq in owners if pos >= 0 else ():
                 held.setdefault(seq, []).append([pos, tok])
-    return {str(seq): _in_window(sorted(held[seq]), spec) for seq in sorted(held)}
+    seen = {str(seq): _in_window(sorted(held[seq]), spec) for seq in sorted(held)}
+    return {seq: tokens for seq, tokens in seen.items() if tokens}
 
 
 def _in_window(tokens: list[list[int]], spec: CacheSpec) -> list[list[int]]:

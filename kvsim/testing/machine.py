@@ -5,26 +5,31 @@
 
     TestMyCache = MyMachine.TestCase
 
-Each run plays MyCache beside the reference, which the ledger watches. A failure is shrunk by Hypothesis and
-saved as a trace; the message says how to open it.
+Each run plays MyCache beside the reference, which the ledger watches. A failure is shrunk by delta debugging,
+which knows what operations are and so needs seconds where Hypothesis needs minutes, and saved as a trace; the
+message says how to open it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from inspect import getattr_static
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from kvsim.ops import Op
 from kvsim.testing import generate
 from kvsim.testing.cache_info import CACHES, CacheInfo, Config
+from kvsim.testing.difftest import attempt
 from kvsim.testing.match import DifferenceError, Match
 from kvsim.testing.profiles import PROFILES, Profile, spoiled
 from kvsim.testing.recorded import told, write_failure
+from kvsim.testing.shrink import shrink
 from kvsim.testing.subject import OPERATIONS, LedgerSubject, Observes, Subject, supports
 
 T = TypeVar("T")
@@ -46,6 +51,17 @@ class DrawnPicker:
         return self._draw(st.integers(0, 99)) >= 100 - percent
 
 
+class UnshrunkCase:
+    """A test case that leaves the shrinking to the machine, unless it is given settings of its own."""
+
+    def __get__(self, machine: CacheMachine | None, kind: type[CacheMachine]) -> Any:
+        case = getattr_static(RuleBasedStateMachine, "TestCase").__get__(None, kind)
+        if "settings" not in vars(case) or Phase.shrink in case.settings.phases:
+            phases = [phase for phase in case.settings.phases if phase not in (Phase.shrink, Phase.explain)]
+            case.settings = settings(case.settings, phases=phases)
+        return case
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Two or more subjects that get the same operations (:class:`~kvsim.testing.match.Match`).
 
@@ -58,6 +74,7 @@ class CacheMachine(RuleBasedStateMachine):
     memory: ClassVar[str] = "all"
     profile: ClassVar[Profile] = PROFILES["usual"]
     traces: ClassVar[Path] = Path("failures")
+    TestCase = UnshrunkCase()
 
     def others(self) -> list[Subject]:
         """The subjects beside the reference."""
@@ -67,8 +84,8 @@ class CacheMachine(RuleBasedStateMachine):
     def begin(self, data: st.DataObject) -> None:
         self._others = self.others()
         self._slot = 0
-        info, config = data.draw(st.sampled_from(configurations(type(self))))
-        self.match = self._guarded(lambda: Match(info, config, [LedgerSubject(), *self._others]), config)
+        self.info, config = data.draw(st.sampled_from(configurations(type(self))))
+        self.match = self._guarded(lambda: Match(self.info, config, [LedgerSubject(), *self._others]), config)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -111,11 +128,24 @@ class CacheMachine(RuleBasedStateMachine):
     def _guarded(self, run: Callable[[], T], config: Config) -> T:
         try:
             return run()
-        except DifferenceError as error:
+        except DifferenceError as found:
+            error = self._shortest(found, config)
             self.traces.mkdir(parents=True, exist_ok=True)
             trace = self.traces / f"{type(self).__name__}.jsonl"
             write_failure(trace, config, error)
-            raise AssertionError(told(error, trace, len(error.ops))) from error
+            raise AssertionError(told(error, trace, len(error.ops))) from found
+
+    def _shortest(self, found: DifferenceError, config: Config) -> DifferenceError:
+        """The same failure by the fewest operations; as it was found, if it does not happen again."""
+
+        def again(ops: Sequence[Op]) -> DifferenceError | None:
+            error = attempt(self.info, config, [LedgerSubject(), *self.others()], ops)
+            same = error is not None and (error.subject, error.verdict) == (found.subject, found.verdict)
+            return error if same else None
+
+        if again(found.ops) is None:
+            return found
+        return again(shrink(found.ops, lambda ops: again(ops) is not None)) or found
 
     def teardown(self) -> None:
         for subject in getattr(self, "_others", ()):

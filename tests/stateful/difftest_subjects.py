@@ -1,0 +1,49 @@
+"""Subjects with and without faults, for the tests of the tester."""
+
+from __future__ import annotations
+
+from kvsim.ops import Op
+from kvsim.testing.behaviour import behaviour
+from kvsim.testing.cache_info import Config
+from kvsim.testing.match import attention_caches
+from kvsim.testing.subject import ContextSubject, Observes, Picture
+
+
+class Same(ContextSubject):
+    """The reference once more."""
+
+    def __init__(self) -> None:
+        super().__init__("the same")
+
+
+class Behaves(Same):
+    """The reference once more, which shows its behaviour alone, tokens in another order."""
+
+    observes = Observes.BEHAVIOUR
+    memories = frozenset({"kv", "iswa"})
+
+    def create(self, config: Config) -> None:
+        super().create(config)
+        self._caches = attention_caches(config)
+
+    def snapshot(self) -> Picture:
+        reads = behaviour(super().snapshot(), self._caches)["reads"]
+        return {"reads": {name: {s: held[::-1] for s, held in part.items()} for name, part in reads.items()}}
+
+
+class KeepsLast(Same):
+    """Removes all but the last position of a range that has an end."""
+
+    def apply(self, op: Op) -> int | None:
+        if op.op == "seq_rm" and op.args["p1"] > 1:
+            op = Op.seq_rm(op.args["seq"], op.args["p0"], op.args["p1"] - 1)
+        return super().apply(op)
+
+
+class Raises(Same):
+    """Falls over a batch of more than three tokens."""
+
+    def apply(self, op: Op) -> int | None:
+        if op.op == "decode" and len(op.args["seq"]) > 3:
+            raise ZeroDivisionError("three is the most")
+        return super().apply(op)

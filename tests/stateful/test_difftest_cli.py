@@ -1,0 +1,128 @@
+"""``kvsim difftest`` and the pages about it: what a user sees."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from typer.testing import CliRunner
+
+from kvsim.cli import app
+from kvsim.testing import CacheMachine, Subject
+from kvsim.testing.difftest import SESSION, Campaign, session_of
+
+ROOT = Path(__file__).parents[2]
+CLI = CliRunner()
+
+
+def test_a_run_without_a_difference_ends_with_the_report(tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    line = ["difftest", "--memory", "kv", "--config", "tiny", "--ops", "400", "--report", str(report)]
+    done = CLI.invoke(app, line)
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith(f"{SESSION} operations in 1 sessions, ")
+    assert json.loads(report.read_text())["ops"] == SESSION
+    again = CLI.invoke(app, line)
+    assert json.loads(report.read_text())["ops"] == SESSION, "all was done already"
+    assert again.exit_code == 0
+    other = CLI.invoke(app, [*line, "--seed", "2"])
+    assert other.exit_code == 2
+    assert "is the report of another campaign" in other.output
+    summed = CLI.invoke(app, ["difftest", "--merge", str(report)])
+    assert summed.output == again.output
+
+
+def test_a_difference_is_told_with_its_trace_and_the_command_to_repeat_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    trace = tmp_path / "f.jsonl"
+    line = ["difftest", "--subject", "difftest_subjects:KeepsLast", "--memory", "kv", "--config", "tiny"]
+    done = CLI.invoke(app, [*line, "--seed", "3", "--ops", "4000", "--trace", str(trace)])
+    assert done.exit_code == 1
+    assert f"  kvsim replay --explain {trace}\n  kvsim app {trace}\n" in done.output
+    assert "to repeat it: kvsim difftest --subject difftest_subjects:KeepsLast --memory kv" in done.output
+    explained = CLI.invoke(app, ["replay", "--explain", str(trace)])
+    assert explained.exit_code == 1
+    assert "operation 2, seq_rm" in explained.output
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--memory", "nothing"], "unknown memory 'nothing'"),
+        (["--shard", "2"], "--shard '2' is not of the form 3/16"),
+        (["--weight", "seq_cp"], "--weight 'seq_cp' is not of the form seq_cp=20"),
+        (["--exec", "/no/such/program"], "/no/such/program cannot be started"),
+        (["--merge", "/no/such/report"], "/no/such/report: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_run_exits_with_2(more: list[str], said: str) -> None:
+    done = CLI.invoke(app, ["difftest", *more])
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def page_code() -> str:
+    """The cache of docs/adapt_your_cache.md, as a module."""
+    text = (ROOT / "docs" / "adapt_your_cache.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]
+    return (
+        "from kvsim.testing import CacheMachine\nfrom kvsim.testing.subject import UnsupportedError\n"
+        f"{first}\n{second}"
+    )
+
+
+def test_the_cache_of_the_page_conforms_and_its_three_lines_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "list_cache_page.py").write_text(page_code())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    campaign = Campaign("list_cache_page:ListCache", memory="kv", seed=4)
+    for k in range(4):
+        report, failure = session_of(campaign, k, campaign.configs())
+        assert failure is None, failure.error
+        assert report.ops == SESSION
+    module = sys.modules["list_cache_page"]
+    assert issubclass(module.ListCacheMachine, CacheMachine)
+    run_state_machine_as_test(module.ListCacheMachine, settings=settings(max_examples=6, deadline=None))
+    assert Phase.shrink not in module.TestListCache.settings.phases
+
+
+def test_the_message_of_the_page_is_the_message_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same cache with its seq_rm spoiled: it removes one position too few."""
+    code = page_code().replace("pos < p1)", "pos < p1 - 1)")
+    (tmp_path / "spoiled_page.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    import spoiled_page  # type: ignore[import-not-found]
+
+    with pytest.raises(AssertionError) as failed:
+        run_state_machine_as_test(
+            spoiled_page.ListCacheMachine,
+            settings=settings(
+                max_examples=300, deadline=None, database=None, derandomize=True, phases=[Phase.generate]
+            ),
+        )
+    text = str(failed.value)
+    assert re.search(r"^list cache differs at operation \d+, seq_rm\(", text)
+    assert text.endswith(
+        "Look at it with\n  kvsim replay --explain failures/ListCacheMachine.jsonl\n"
+        "  kvsim app failures/ListCacheMachine.jsonl"
+    )
+    assert (tmp_path / "failures" / "ListCacheMachine.jsonl").is_file()
+
+
+def test_the_parts_a_user_needs_are_where_the_page_says() -> None:
+    import kvsim.testing
+
+    assert {"CacheMachine", "Observes", "Subject"} <= set(kvsim.testing.__all__)
+    assert kvsim.testing.Subject is Subject
