@@ -95,11 +95,8 @@ def test_a_program_that_misbehaves_is_reported(
 
 
 def test_a_program_that_speaks_unasked_is_reported(tmp_path: Path) -> None:
-    both = "print((json.dumps({'i': 0, 'after': {'reads': {}}}) + '\\n') * 2, end='', flush=True)"
+    both = "print((json.dumps({'i': 0, 'after': {'reads': {}}}) + chr(10)) * 2, end='', flush=True)"
     twice = HEAD.replace("answer(create)", both)
-        "answer(create)",
-        "print((json.dumps({'i': 0, 'after': {'reads': {}}}) + '\\n') * 2, end='', flush=True)",
-    )
     campaign = Campaign(command=program(tmp_path, twice), memory="kv", config="tiny")
     _, failure = session_of(campaign, 0, campaign.configs())
     assert failure is not None
