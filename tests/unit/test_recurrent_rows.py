@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvsim.batch import Batch, BatchAllocator, Ubatch
@@ -67,7 +67,7 @@ class Histories:
         batch.init(Batch.joined(*[Batch.tokens_of(seq, new) for seq, new in tokens.items()]), memory)
         context = memory.init_batch(batch, n_ubatch)
         while True:
-            cells = {seq: memory.cells.cell_of(seq) for seq in self.tokens}
+            cells = {seq: memory.cells.cell_of(seq) for seq in range(memory.size)}
             assert context.apply()
             view = context.views["recurrent"]
             assert isinstance(view, RecurrentView)
@@ -140,6 +140,7 @@ OPERATIONS = st.one_of(
 )
 
 
+@example(1, [("decode", {1: [0]}, 5), ("decode", {0: [0, 0], 1: [0], 2: [0]}, 5), ("roll_back", 0, 1)])
 @settings(deadline=None)
 @given(st.integers(0, 3), st.lists(OPERATIONS, max_size=25))
 def test_every_state_has_seen_exactly_the_tokens_of_its_sequence(
