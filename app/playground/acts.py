@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kvsim.context import Context, Fault
 from kvsim.errors import KvsimError
+from kvsim.narrate.words import count
 from kvsim.ops import Op
 from kvsim.policies.slot import Slot
 from kvsim.speculative import reach
@@ -112,7 +113,7 @@ class Decode:
         else:
             for part in self.parts:
                 at = "" if part.at is None else f" from {part.at}"
-                told.append(f"seq {_together(part.seqs)}, {part.n} token{'s' * (part.n != 1)}{at}")
+                told.append(f"seq {_together(part.seqs)}, {count(part.n, 'token')}{at}")
         text = "; ".join(told)
         text += f", {self.times} times" if self.times > 1 else ""
         text += ", every result" if self.every else ""
@@ -162,7 +163,7 @@ class Plain:
         a, op = self.op.args, self.op.op
         if op == "decode":
             ids = sorted({seq for row in a["seq"] for seq in row})
-            return f"seq {', '.join(map(str, ids))}, {len(a['seq'])} tokens as written"
+            return f"seq {', '.join(map(str, ids))}, {count(len(a['seq']), 'token')} as written"
         if op == "defrag":
             return str(a["strategy"])
         if op == "clear":

@@ -373,15 +373,15 @@ def _as_list(play: Play, run: Run) -> str:
     rows = []
     for i, line in enumerate(play.now.lines):
         error = run.error if run.error and run.error[0] == i else None
-        mark = ""
+        marks = ""
         if i < len(run.done):
             done = run.done[i]
             verb, words = done.act.verb, done.act.words()
             steps = range(done.first, done.end)
             if any(run.notes.get(s, {}).get("hazards") for s in steps):
-                mark = '<span class="kvs-hazard" title="hazard">▲</span>'
+                marks = '<b class="kvs-hazard" title="hazard">▲</b>'
             if any(run.packer.steps[s]["bad"] for s in steps):
-                mark += '<span class="kvs-bad" title="refused or failed">✕</span>'
+                marks += '<b class="kvs-bad" title="refused or failed">✕</b>'
             number = str(done.first) if done.end == done.first + 1 else f"{done.first}–{done.end - 1}"
         else:
             verb, _, words = line[:60].partition(" ")
@@ -389,7 +389,7 @@ def _as_list(play: Play, run: Run) -> str:
         state = "kvs-bad" if error else "" if i < len(run.done) else "kvs-quiet"
         rows.append(
             f'<li class="{state}"><span class="kvs-n">{number}</span><b>{html.escape(verb)}</b>'
-            f"<span>{html.escape(words)}</span>{mark}</li>"
+            f"<span>{html.escape(words)}</span><span>{marks}</span></li>"
         )
         if error:
             rows.append(f'<li class="kvs-why">{html.escape(error[1])}</li>')
