@@ -28,6 +28,8 @@ N_VOCAB = 128
 
 def context_of(header: Header, leaves: LeafFactory | None = None) -> Context:
     """A context like the recorded one. Raises TraceError if the header contradicts itself."""
+    if "log" in header.config:
+        raise TraceError("an imported log shows what llama.cpp had, not what was done: it cannot be replayed")
     line = header.to_json()
     try:
         model, params = ModelParams.from_header(line), ContextParams.from_header(line)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvsim.changes import OwnerTable, Picture
-from kvsim.narrate import calls, decode, edits, states
+from kvsim.narrate import calls, decode, edits, logs, states
 from kvsim.narrate.edit import Edit
 from kvsim.narrate.failures import Shortage, invalid_batch, no_slot, shortage
 from kvsim.narrate.placement import Placement, placements
@@ -55,6 +55,8 @@ def narrate(
     ubatches: list[str] = []
     if before is None:
         text = _opening(after)
+        if header.config.get("log") is not None:
+            text = logs.opening(header)
     elif step.op == "decode":
         placed = placements(step, owners) if placed is None else placed
         cparams = header.config["cparams"]
@@ -102,6 +104,8 @@ _EDITS = {
     "state_seq_set": states.restore,
     "state_set": states.restore,
     "rows": states.rows,
+    "seen": logs.seen,
+    "said": logs.said,
 }
 
 

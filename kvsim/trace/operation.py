@@ -32,6 +32,11 @@ from kvsim.trace.kinds import (
     or_null,
 )
 
+LOG_TEXT = Kind(
+    "printable text of at most 1000 characters",
+    lambda v: type(v) is str and len(v) <= 1000 and v.isprintable(),
+)
+
 ARGS: dict[str, Table] = {
     "init": {},
     "decode": {"tokens": or_null(INTS), "pos": INTS, "seq": INT_LISTS, "out": integers(0, 1)},
@@ -47,6 +52,8 @@ ARGS: dict[str, Table] = {
     "state_get": {"slot": COUNT},
     "state_set": {"slot": COUNT},
     "rows": {"cache": TEXT, "stream": COUNT, "layer": integer(0, MAX_LAYERS - 1), "cells": INTS, "tag": TEXT},
+    "seen": {"line": COUNT, "cache": TEXT, "stream": COUNT},
+    "said": {"line": COUNT, "text": LOG_TEXT, "explanation": TEXT},
 }
 """Every operation with its arguments and their kinds."""
 
@@ -112,6 +119,8 @@ def check_operation(line: Any, header: Header) -> None:
         _check_decode(line, header)
     elif op == "rows":
         _check_rows(line, header)
+    elif op == "seen":
+        _check_place(args, header)
     elif op == "defrag":
         _check_moves(line["moves"], header)
     elif extra:
@@ -136,12 +145,18 @@ def _check_decode(line: dict[str, Any], header: Header) -> None:
         )
 
 
-def _check_rows(line: dict[str, Any], header: Header) -> None:
-    args = line["args"]
+def _check_place(args: dict[str, Any], header: Header, op: str = "seen") -> dict[str, Any]:
+    """The cache that ``args`` names; its stream must be one of it."""
     cache = header.caches.get(args["cache"])
     if cache is None:
-        raise TraceError(f"rows args.cache is {args['cache']!r}, the caches are {', '.join(header.caches)}")
-    integer(0, cache["n_stream"] - 1).check(args["stream"], "rows args.stream")
+        raise TraceError(f"{op} args.cache is {args['cache']!r}, the caches are {', '.join(header.caches)}")
+    integer(0, cache["n_stream"] - 1).check(args["stream"], f"{op} args.stream")
+    return cache
+
+
+def _check_rows(line: dict[str, Any], header: Header) -> None:
+    args = line["args"]
+    cache = _check_place(args, header, "rows")
     integer(0, header.hparams["n_layer_all"] - 1).check(args["layer"], "rows args.layer")
     if not all_within(args["cells"], 0, cache["size"] - 1):
         raise TraceError(f"rows args.cells has a cell outside 0..{cache['size'] - 1}")

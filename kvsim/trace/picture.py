@@ -36,7 +36,7 @@ from kvsim.trace.kinds import (
 from kvsim.trace.reuse import common_ends
 
 _AFTER: Table = {"caches": RECORD, "recurrent": or_null(RECORD), "pos": RECORD}
-_AFTER_OPTIONAL: Table = {"pending_copies": RECORD, "rs_idx": INTS, "idx_stale": LIST}
+_AFTER_OPTIONAL: Table = {"pending_copies": RECORD, "rs_idx": INTS, "idx_stale": LIST, "unseen": RECORD}
 _STREAM: Table = {"head": COUNT, "used": COUNT, "has_shift": BOOL, "cells": LIST}
 _CELL = ("index", "pos", "seq", "shift", "tok", "x", "y")
 _RECURRENT: Table = {
@@ -169,6 +169,9 @@ def _check_extras(after: dict[str, Any], header: Header) -> None:
         streams = (0, parts[name]["n_stream"] - 1)
         for i, pair in enumerate(copies):
             _check_pair(pair, f"{where}[{i}]", streams, streams)
+    for name, streams in after.get("unseen", {}).items():
+        cache = _cache_of(name, header, f"after.unseen.{name}")
+        integers(0, cache["n_stream"] - 1).check(streams, f"after.unseen.{name}")
     for i, pair in enumerate(after.get("idx_stale", [])):
         _check_pair(pair, f"after.idx_stale[{i}]", (0, MAX_SEQ - 1), INT32)
 
