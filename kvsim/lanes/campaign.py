@@ -44,7 +44,7 @@ def operations(pair: Pair, pick: generate.Picker) -> Iterator[Op]:
         kind = pick.integer(0, 99)
         if kind < 50:
             decode = for_library(generate.decode(pick, pair), pair.live.n_vocab)
-            if decode.args["tokens"] is not None or pair.ours.network is None:  # networks take tokens only
+            if can_compare(decode, pair):
                 yield decode
         elif kind < 56:
             seq = pick.integer(0, pair.n_seq_max - 1)
@@ -65,6 +65,13 @@ def operations(pair: Pair, pick: generate.Picker) -> Iterator[Op]:
             yield Op.clear(True)  # a pending shift that cannot run would end every decode
         elif pair.blind:
             yield Op.clear(True)  # or logits could not be compared any more
+
+
+def can_compare(decode: Op, pair: Pair) -> bool:
+    """Networks take tokens only; and of a shared token the first sequence that is seen must be the same."""
+    if decode.args["tokens"] is None and pair.ours.network is not None:
+        return False
+    return pair.live.ids_reversed or all(len(ids) == 1 for ids in decode.args["seq"])
 
 
 def is_sound(restored: Op, pair: Pair) -> bool:

@@ -86,7 +86,8 @@ class LlamaCpp:
             self.close()
             raise
         self.version, self.n_vocab, self.n_seq_max, self.n_embd = about
-        self.layout = next(version.layout for version in VERSIONS if version.name == self.version)
+        version = next(version for version in VERSIONS if version.name == self.version)
+        self.layout, self.ids_reversed = version.layout, version.ids_reversed
 
     def __enter__(self) -> Self:
         return self
