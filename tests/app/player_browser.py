@@ -41,6 +41,7 @@ def new_page(opened: Browser, errors: list[str], **options: object) -> Page:
     """A page of its own context that notes every script error in ``errors``."""
     options = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "no-preference", **options}
     page = opened.new_context(**options).new_page()
+    page.set_default_timeout(90_000)  # a busy machine takes its time; nothing waits longer than it must
     page.on("pageerror", lambda error: errors.append(str(error)))
     return page
 
@@ -66,7 +67,7 @@ def app() -> Iterator[str]:
         process.wait(10)
 
 
-def _wait(url: str, process: subprocess.Popen, limit: float = 30) -> None:
+def _wait(url: str, process: subprocess.Popen, limit: float = 90) -> None:
     end = time.monotonic() + limit
     while time.monotonic() < end:
         if process.poll() is not None:

@@ -16,7 +16,7 @@ KV = "kv/llama-uni-c256-u16-s4-f16-03"
 
 
 def start(**query: str) -> AppTest:
-    at = AppTest.from_file(MAIN, default_timeout=30)
+    at = AppTest.from_file(MAIN, default_timeout=90)
     for key, value in query.items():
         at.query_params[key] = value
     at.run()
@@ -64,7 +64,7 @@ def test_a_step_that_is_none_is_taken_as_near_as_can_be(step: str) -> None:
 
 
 def upload(name: str, data: bytes) -> AppTest:
-    at = AppTest.from_file(MAIN, default_timeout=30)
+    at = AppTest.from_file(MAIN, default_timeout=90)
     at.session_state["upload"] = (name, data)
     at.session_state["scenario"] = None
     at.run()
@@ -126,7 +126,7 @@ def test_a_long_read_can_be_cut_short_and_shows_what_is_ready(monkeypatch: pytes
     opening = recordings.Opening(text_of_trace(), "long.jsonl")
     for _ in range(12):
         opening.advance()
-    at = AppTest.from_file(MAIN, default_timeout=30)
+    at = AppTest.from_file(MAIN, default_timeout=90)
     at.session_state["upload"] = ("long.jsonl", text_of_trace())
     at.session_state["scenario"] = None
     at.session_state["opening"] = opening

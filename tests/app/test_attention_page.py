@@ -154,7 +154,7 @@ def test_a_model_file_computes_the_same_operations(tmp_path) -> None:
 
 
 def start(**query: str) -> AppTest:
-    at = AppTest.from_file(MAIN, default_timeout=30)
+    at = AppTest.from_file(MAIN, default_timeout=90)
     at.query_params["page"] = "attention"
     for key, value in query.items():
         at.query_params[key] = value

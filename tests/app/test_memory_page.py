@@ -21,7 +21,7 @@ GEMMA = "iswa/gemma3-swa20-uni-c512-u64-s8-q8_0-05"
 
 
 def start(**query: str) -> AppTest:
-    at = AppTest.from_file(MAIN, default_timeout=30)
+    at = AppTest.from_file(MAIN, default_timeout=90)
     at.query_params["page"] = "memory"
     for key, value in query.items():
         at.query_params[key] = value
@@ -118,7 +118,7 @@ def test_a_header_from_a_file_is_used_and_a_damaged_one_told(tmp_path) -> None:
     write_tiny("gemma3", tmp_path / "my.gguf")
     data = (tmp_path / "my.gguf").read_bytes()
     for content, told in ((data, "my.gguf: gemma3, 2 layers"), (data[:40], "my.gguf: ")):
-        at = AppTest.from_function(_uploading, args=(content,), default_timeout=30)
+        at = AppTest.from_function(_uploading, args=(content,), default_timeout=90)
         at.run()
         assert not at.exception
         assert told in (at.text[0].value if content is data else at.error[0].value)

@@ -1,0 +1,220 @@
+"""The Compare page: where lanes part, that a planted fault is found, and that it stays in its own process."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+from player_browser import app, browser, new_page
+from streamlit.testing.v1 import AppTest
+
+from app import recordings
+from app.compare import lanes, result, task, tell
+from app.compare.task import Task
+from kvsim.caches.kv import KVCache
+from kvsim.testing.mutants import MUTANTS
+from kvsim.trace import MISSING, Difference, read_trace
+
+MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
+KV = "kv/llama-uni-c256-u16-s4-f16-03"
+FAULT = "contiguous-slots"
+
+
+def job(name: str, subject: str) -> dict[str, str]:
+    data = base64.b64encode(recordings.path_of(name).read_bytes()).decode()
+    return {"job": "compare", "trace": data, "name": name, "subject": subject}
+
+
+def finished(what: dict) -> Task:
+    one = Task(what)
+    one.wait(120)
+    assert one.state == "done", one.error
+    return one
+
+
+@pytest.fixture(scope="module")
+def compared() -> Task:
+    return finished(job(KV, FAULT))
+
+
+def test_reference_ledger_and_engine_agree_and_the_fault_does_not(compared: Task) -> None:
+    """A restore needs one run of cells with this fault: operation 11 is the first into holes."""
+    rows = {lane.name: lane.marks for lane in result.lanes(compared, FAULT, "llama.cpp")}
+    assert list(rows) == ["recording", "kvsim", "ledger", "engine", FAULT]
+    assert rows["recording"] == rows["kvsim"] == "a" * 85
+    assert set(rows["ledger"]) == {"a", "h"}
+    assert rows["engine"] in ("a" * 85, "." * 85)
+    assert rows[FAULT].index("d") == 11
+
+
+def test_what_differs_is_told_by_field_and_runs_of_cells(compared: Task) -> None:
+    found = next(m for m in compared.of_kind("mark") if m["lane"] == "subject" and m.get("n"))
+    assert found["rows"] == [
+        ["head", "72", "77"],
+        ["cells 8–12", "seq 2, positions 0–4", "empty"],
+        ["cells 35–71", "seq 2, positions 5–41", "seq 2, positions 0–36"],
+        ["cells 72–76", "empty", "seq 2, positions 37–41"],
+    ]
+    assert [tell.KINDS[k][0] for k in found["kinds"]] == [
+        "cells: position, owners, shift, token",
+        "heads, used, position ranges",
+    ]
+
+
+def test_hazards_explain_where_the_ledger_stays_silent(compared: Task) -> None:
+    met = {m["i"]: m["hazards"] for m in compared.of_kind("mark") if m["lane"] == "ledger" and "hazards" in m}
+    assert met
+    assert all(isinstance(name, str) for names in met.values() for name in names)
+
+
+def test_a_fault_in_what_rows_hold_ends_the_lane_with_a_reason() -> None:
+    name = next(n for n in recordings.bundled() if n.startswith("iswa/gemma3-swa20-uni-c512"))
+    one = finished(job(name, "window-leaks-into-base"))
+    subject = result.lanes(one, "window-leaks-into-base", "llama.cpp")[-1]
+    assert subject.marks.rstrip(".") == "a" * 10 + "d"
+    assert subject.end.startswith("operation 10 is not as the ledger has it: base: the token of sequence 0")
+    assert len(subject.end) < 400
+
+
+def test_a_campaign_finds_shrinks_and_saves_a_trace_that_still_differs() -> None:
+    one = finished({"job": "campaign", "mutant": FAULT, "seed": 1})
+    (found,), (shortest,) = one.of_kind("found"), one.of_kind("shortest")
+    lengths = [found["length"], *(m["length"] for m in one.of_kind("shrunk"))]
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(shortest["ops"]) == lengths[-1] < 5
+    data = base64.b64decode(shortest["trace"])
+    trace = read_trace(data, name="shrunk")
+    marks = list(lanes.mutant(FAULT, trace.header, list(trace)))
+    assert [bool(mark.differences) for mark in marks] == [False] * (len(marks) - 1) + [True]
+    again = finished({"job": "campaign", "mutant": FAULT, "seed": 1})
+    assert again.of_kind("shortest") == [shortest]
+
+
+@pytest.mark.parametrize("name", ["range-of-base", "images-masked-by-time", "rollback-does-nothing"])
+def test_other_faults_are_found_too(name: str) -> None:
+    assert finished({"job": "campaign", "mutant": name, "seed": 2}).of_kind("shortest")
+
+
+def test_the_fault_is_not_in_this_process() -> None:
+    one = Task({"job": "campaign", "mutant": "freed-still-counted", "seed": 1})
+    before = dict(vars(KVCache))
+    one.wait(60)
+    assert one.of_kind("found")
+    assert dict(vars(KVCache)) == before
+    assert all(patch.owner.__dict__.get(patch.name) is not patch.new for patch in MUTANTS[FAULT].patches)
+
+
+def test_a_cancelled_job_ends_and_keeps_what_it_told() -> None:
+    one = Task(job(KV, FAULT))
+    while not one.of_kind("mark") and not one.over:
+        one.wait(0.05)
+    one.cancel()
+    one.wait(10)
+    assert one.state == "cancelled"
+    assert one.of_kind("mark")
+    assert one._process.poll() is not None
+
+
+def test_no_more_than_two_jobs_run_at_a_time() -> None:
+    jobs = [Task(job(KV, FAULT)) for _ in range(4)]
+    while not any(one.of_kind("begin") for one in jobs):
+        jobs[0].wait(0.05)
+    assert sum(one.state == "running" for one in jobs) <= task.AT_ONCE
+    assert sum(one.state == "waiting" for one in jobs) >= 2
+    for one in jobs:
+        one.cancel()
+    for one in jobs:
+        one.wait(10)
+    assert {one.state for one in jobs} == {"cancelled"}
+
+
+def test_an_unusable_trace_is_told() -> None:
+    one = Task({**job(KV, FAULT), "trace": base64.b64encode(b"{}").decode(), "name": "mine.jsonl"})
+    one.wait(60)
+    assert one.state == "failed"
+    assert one.error.startswith("mine.jsonl:1: ")
+
+
+def test_cells_are_told_by_what_happened_to_them() -> None:
+    cell = [5, 9, [0, 2], -3, 7, 0, 0]
+    path = "after.caches.kv[1].cells[5]"
+    assert tell.rows_of([Difference(path, cell, MISSING)]) == [
+        ("cell 5", "seq 0, 2, position 9, shift −3", "empty")
+    ]
+    rows = tell.rows_of([Difference(path, cell, MISSING)], several=True)
+    assert rows[0][0] == "cell 5 of kv, stream 1"
+    many = [Difference(f"after.pos[{s}][0]", 0, 1) for s in range(40)]
+    assert len(tell.rows_of(many)) == tell.MOST + 1
+    assert tell.rows_of(many)[-1] == ("and 26 more", "", "")
+
+
+# -- the page ------------------------------------------------------------------------------------
+
+
+def start(**query: str) -> AppTest:
+    at = AppTest.from_file(MAIN, default_timeout=90)
+    at.query_params["page"] = "compare"
+    for key, value in query.items():
+        at.query_params[key] = value
+    at.run()
+    assert not at.exception
+    return at
+
+
+def test_progress_then_result_then_another_subject() -> None:
+    at = start(scenario=KV)
+    (running,) = at.session_state["compare-tasks"].values()
+    assert [s.value for s in at.subheader] == ["Comparing"]
+    running.wait(120)
+    at.run()
+    assert not at.exception
+    assert not at.subheader
+    assert at.query_params["subject"] == FAULT
+    assert "engine" in at.selectbox(key="compare-subject").options[-1]
+
+
+def test_cancelling_offers_to_compare_again() -> None:
+    at = start(scenario=KV)
+    next(b for b in at.button if b.label == "Cancel").click().run()
+    assert [s.value for s in at.subheader] == ["Cancelled"]
+    next(b for b in at.button if b.label == "Compare again").click().run()
+    assert [s.value for s in at.subheader] == ["Comparing"]
+    for one in at.session_state["compare-tasks"].values():
+        one.cancel()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("scenario", "../x"), ("subject", "<b>"), ("mutant", "none"), ("seed", "-1"), ("at", "x")],
+)
+def test_a_damaged_link_shows_the_first(field: str, value: str) -> None:
+    at = start(**{field: value})
+    assert at.selectbox(key="compare-scenario").value == KV
+    assert at.selectbox(key="compare-subject").value == FAULT
+    assert at.number_input(key="compare-seed").value == 1
+    for one in at.session_state["compare-tasks"].values():
+        one.cancel()
+
+
+@pytest.mark.browser
+def test_a_campaign_is_run_watched_and_looked_at_and_its_link_restored() -> None:
+    errors: list[str] = []
+    with app() as url, browser() as opened:
+        page = new_page(opened, errors, viewport={"width": 1280, "height": 900})
+        page.goto(f"{url}/?page=compare&scenario={KV}&subject={FAULT}&mutant={FAULT}")
+        page.locator(".kvc .kv-say", has_text="First difference, in 48 fields").wait_for(timeout=60_000)
+        assert page.locator(".kvc .kv-number").inner_text() == "11"
+        page.locator(".kvc").focus()
+        page.keyboard.press("ArrowLeft")
+        page.locator(".kvc .kv-say", has_text="All agree.").wait_for()
+        page.get_by_role("button", name="Next", exact=True).click()
+        page.locator(".kvc-table td", has_text="cells 35–71").wait_for()
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.get_by_role("button", name="Look at it here").click(timeout=60_000)
+        page.locator(".kvs-tags", has_text="shortest way to contiguous-slots, seed 1").wait_for()
+        page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for(timeout=60_000)
+        assert "shrunk=1" in page.url
+        page.reload()
+        page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for(timeout=90_000)
+    assert errors == []
