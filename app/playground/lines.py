@@ -56,7 +56,7 @@ def parse(line: str) -> Act:
         raise ActError(f"the line has {len(line):,} characters, at most {LONGEST_LINE:,} are read")
     if line.lstrip().startswith("{"):
         return _json(line)
-    verb, *words = line.split()
+    verb, *words = line.split() or [""]
     if verb not in _PARSERS:
         raise ActError(f"{verb[:30]!r} is no act: use {', '.join(_PARSERS)}, or an operation as JSON")
     return _PARSERS[verb](words)
