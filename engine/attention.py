@@ -17,7 +17,9 @@ from engine.rope import hadamard
 from engine.store import owner_layer
 
 
-def attend(view: KVView, il: int, q: Tensor, mask: Tensor, *, scale: float, n_latent: int = 0, **extra: Any) -> Tensor:
+def attend(
+    view: KVView, il: int, q: Tensor, mask: Tensor, *, scale: float, n_latent: int = 0, **extra: Any
+) -> Tensor:
     """What ``q [token, head, dim]`` reads of block ``il``'s rows: ``[token, head, dim of v]``.
 
     ``mask bool[token, n_kv]`` (or ``[head, token, n_kv]``) over the cells of each token's stream. A cache of keys only
@@ -61,7 +63,9 @@ def read_gathered(q: Tensor, k: Tensor, v: Tensor, counts: Tensor, *, scale: flo
     n_group, v = k.shape[1], v.to(k.dtype)
     if n_group > 1:
         share = k.shape[3] // n_group
-        k, v = (torch.stack([x[:, g, :, g * share : (g + 1) * share] for g in range(n_group)], 1) for x in (k, v))
+        k, v = (
+            torch.stack([x[:, g, :, g * share : (g + 1) * share] for g in range(n_group)], 1) for x in (k, v)
+        )
     heads = q.to(k.dtype).unflatten(1, (n_group, -1)).flatten(0, 1)[:, :, None]
     k, v, counts = (x.flatten(0, 1) for x in (k, v, counts))
     out = read_cells(heads, k.transpose(1, 2), v.transpose(1, 2), counts[:, None, None], scale=scale)
@@ -90,7 +94,9 @@ def read_cells(
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
         return torch.where(mask.any(-1, keepdim=True), out, 0)
     n_rep = q.shape[1] // k.shape[1]
-    z = (q.unflatten(1, (-1, n_rep)) @ k[:, :, None].transpose(-1, -2)).flatten(1, 2).to(torch.float32) * scale
+    z = (q.unflatten(1, (-1, n_rep)) @ k[:, :, None].transpose(-1, -2)).flatten(1, 2).to(
+        torch.float32
+    ) * scale
     z = softcap * torch.tanh(z / softcap) if softcap else z
     z = (z if bias is None else z + bias).masked_fill(~mask, -torch.inf)
     if sinks is not None:

@@ -2,15 +2,15 @@
 
 ::
 
-    planes  int32[5, S, n]    position (-1 empty), token, x, y, shift
+    planes  int32[6, S, n]    position (-1 empty), token, x, y, kept, shift
     seq     int64[W, S, n]    owner bits, W words of 64 sequences
 
-Every operation is a few masked passes over the first cells of a stream, up to a bound that the host knows
-without asking: no cell beyond :attr:`top` was ever used since the table was cleared. Nothing here waits for the
-device.
+Every operation is a few passes over the first cells of a stream, up to a bound that the host knows without
+asking: no cell beyond ``top`` was ever used since the table was cleared. Nothing here waits for the device.
 
-What the device knows of a sequence's smallest and largest position is looked up when it is asked for
-(:meth:`extremes`), for all sequences that are asked for at once.
+Freeing a cell writes its position alone. What else stands in an empty cell counts as reset, unless ``kept`` says
+that it stays readable; whoever places a token there settles it. Bits are selected by ``and`` and turned into
+masks by conversion, which costs a third of a comparison.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 
 from engine.index import MinusOne
-from engine.rows import WORD_BITS, signed_bit
+from engine.rows import KEPT, POS, SHIFT, TOK, WORD_BITS, X, Y, signed_bit
 from kvsim.memory import POS_INF
 
-POS, TOK, X, Y, SHIFT = range(5)
-EMPTY = (-1, -1, 0, 0, 0)
+__all__ = ["KEPT", "POS", "SHIFT", "TOK", "Cells", "X", "Y"]
+
+EMPTY = (-1, -1, 0, 0, 0, 0)
 LOWEST = -(2**31)
+COUNTING = 4096
 
 
 class Cells:
@@ -34,11 +36,13 @@ class Cells:
 
     def __init__(self, n_stream: int, size: int, device: torch.device) -> None:
         self.n_stream, self.size, self.device = n_stream, size, device
-        self.planes = torch.empty(5, n_stream, size, dtype=torch.int32, device=device)
+        self.planes = torch.empty(6, n_stream, size, dtype=torch.int32, device=device)
         self.seq = torch.zeros(1, n_stream, size, dtype=torch.int64, device=device)
         self.empty = torch.tensor(EMPTY, dtype=torch.int32, device=device)[:, None]
         self.index = torch.arange(size, device=device)
         self.streams = torch.arange(n_stream, device=device)
+        self.true = torch.ones((), dtype=torch.bool, device=device)
+        self._counting = torch.arange(1, min(size, COUNTING) + 1, dtype=torch.int32, device=device)
         self.heads = torch.zeros(n_stream, dtype=torch.int64, device=device)
         self.has_shift = torch.zeros(n_stream, dtype=torch.bool, device=device)
         self.may_shift = False
@@ -53,12 +57,14 @@ class Cells:
         return self.planes[POS]
 
     @property
-    def shift(self) -> Tensor:
-        return self.planes[SHIFT]
-
-    @property
     def n_words(self) -> int:
         return len(self.seq)
+
+    def counting(self, n: int) -> Tensor:
+        """1, 2, ..., n."""
+        if n <= len(self._counting):
+            return self._counting[:n]
+        return torch.arange(1, n + 1, dtype=torch.int32, device=self.device)
 
     def reset(self, stream: int) -> None:
         """Every cell of a stream empty. The head stays."""
@@ -98,48 +104,46 @@ class Cells:
         word = s // WORD_BITS
         if word >= self.n_words:
             return torch.zeros(hi, dtype=torch.bool, device=self.device)
-        return (self.seq[word, stream, :hi] & signed_bit(s)) != 0
-
-    def _in_range(self, stream: int, hi: int, p0: int, p1: int) -> Tensor:
-        pos = self.planes[POS, stream, :hi]
-        return pos >= p0 if p1 == POS_INF else (pos >= p0) & (pos < p1)
+        return (self.seq[word, stream, :hi] & signed_bit(s)).to(torch.bool)
 
     def _mine(self, stream: int, s: int, hi: int, p0: int, p1: int) -> Tensor:
         """Cells of ``s`` in [p0, p1). A cell with an owner has a position, but for those at -1."""
         mine = self.has(stream, s, hi)
-        if p0 > 0 or p1 < POS_INF or self.minus_one is not None:
-            mine &= self._in_range(stream, hi, p0, p1)
-        return mine
+        pos = self.planes[POS, stream, :hi]
+        if p0 > 0 or self.minus_one is not None:
+            mine &= pos >= p0
+        return mine if p1 == POS_INF else mine & (pos < p1)
 
     def used(self, streams: Tensor | slice, hi: int) -> Tensor:
         """``bool[P, hi]``: cells that count as used."""
         used = self.planes[POS, streams, :hi] != -1
         return used if self.minus_one is None else used | self.minus_one.used[streams, :hi]
 
+    def shifts(self) -> Tensor:
+        """``int32[S, n]``: by how much the key of each cell is to turn."""
+        return torch.where(self.used(slice(None), self.size), self.planes[SHIFT], 0)
+
     def extremes(self, ids: Sequence[int], hi: int) -> Tensor:
-        """Smallest and largest position of sequences, ``int32[2, len(ids)]``; -1 for those that have none. No cell
-        at or after ``hi`` is used."""
+        """Smallest and largest position of sequences, ``int32[2, len(ids)]``; -1 for those that have none. No
+        cell at or after ``hi`` is used."""
         hi = hi if self.minus_one is None else self.size
         if hi == 0 or not ids:
             return torch.full((2, len(ids)), -1, dtype=torch.int32, device=self.device)
+        return torch.stack([self._ends(s, hi) for s in ids], 1)
+
+    def _ends(self, s: int, hi: int) -> Tensor:
+        stream, word, bit = s if self.n_stream > 1 else 0, s // WORD_BITS, signed_bit(s)
+        if word >= self.n_words:
+            return torch.full((2,), -1, dtype=torch.int32, device=self.device)
         table = self.seq if self.minus_one is None else self.minus_one.entries
-        lo_hi = []
-        for s in ids:
-            stream, word, bit = s if self.n_stream > 1 else 0, s // WORD_BITS, signed_bit(s)
-            if word >= self.n_words:
-                lo_hi.append(torch.full((2,), -1, dtype=torch.int32, device=self.device))
-                continue
-            pos, mine = self.planes[POS, stream, :hi], (table[word, stream, :hi] & bit) != 0
-            low = torch.where(mine, pos, POS_INF).amin()
-            high = torch.where(mine, pos, LOWEST).amax()
-            if self.minus_one is not None:
-                ghost = ((self.minus_one.ghosts[word, stream] & bit) != 0).any()
-                low = torch.where(ghost, torch.clamp(low, max=-1), low)
-                high = torch.where(ghost, torch.clamp(high, min=-1), high)
-            lo_hi.append(
-                torch.stack([torch.where(low == POS_INF, -1, low), torch.where(high == LOWEST, -1, high)])
-            )
-        return torch.stack(lo_hi, 1)
+        own = (table[word, stream, :hi] & bit).to(torch.bool).to(torch.int32).neg_()  # all ones where it is
+        pos = self.planes[POS, stream, :hi] & own
+        low, high = (pos | (~own & POS_INF)).amin(), (pos | (~own & LOWEST)).amax()
+        if self.minus_one is not None:
+            ghost = (self.minus_one.ghosts[word, stream] & bit).to(torch.bool).any()
+            low = torch.where(ghost, low.clamp(max=-1), low)
+            high = torch.where(ghost, high.clamp(min=-1), high)
+        return torch.stack([torch.where(low == POS_INF, -1, low), torch.where(high == LOWEST, -1, high)])
 
     def only_owner(self, streams: Tensor | slice, hi: int) -> Tensor:
         """``int64[P, hi]``: the owner of each cell that has one alone, else -1."""
@@ -147,7 +151,7 @@ class Cells:
         if len(words) == 1:
             word, base, alone = words[0], 0, True
         else:
-            there = words != 0
+            there = words.to(torch.bool)
             which = there.to(torch.uint8).argmax(0)
             word = words.gather(0, which[None])[0]
             base, alone = which * WORD_BITS, there.sum(0) == 1
@@ -158,20 +162,19 @@ class Cells:
 
     def seq_rm(self, stream: int, s: int, p0: int, p1: int) -> None:
         """Take ``s`` out of its cells in [p0, p1); lower the head to the first cell that this frees."""
-        hi, word = self.reach(stream), s // WORD_BITS
+        hi, word, bit = self.reach(stream), s // WORD_BITS, signed_bit(s)
         if not hi or word >= self.n_words:
             return
         mine = self._mine(stream, s, hi, p0, p1)
         words = self.seq[:, stream, :hi]
-        words[word].bitwise_xor_(torch.where(mine, signed_bit(s), 0))
-        freed = mine & (words[word] == 0)
-        for other in range(self.n_words):
-            if other != word:
-                freed &= words[other] == 0
+        if p0 == 0 and p1 == POS_INF and self.minus_one is None:
+            words[word] &= ~bit
+        else:
+            words[word] ^= _bits(mine, bit)
+        freed = mine & ~_any(words)
         if self.minus_one is not None:
-            self.minus_one.dropped(stream, hi, word, signed_bit(s), mine)
+            self.minus_one.dropped(stream, hi, word, bit, mine)
         self._free(stream, hi, freed)
-        self._lower_head(stream, freed)
 
     def purge(self, stream: int, ids: Sequence[int], reach: Sequence[Tensor], hi: int) -> None:
         """Take each of ``ids`` out of its cells before ``hi`` up to the position ``reach``."""
@@ -181,26 +184,24 @@ class Cells:
         touched = torch.zeros_like(held)
         for i, s in enumerate(ids):
             word, bit = s // WORD_BITS, signed_bit(s)
-            if word >= self.n_words:
-                continue
-            mine = held & (pos <= reach[i]) & ((words[word] & bit) != 0)
-            words[word].bitwise_xor_(torch.where(mine, bit, 0))
+            mine = held & (pos <= reach[i]) & (words[word] & bit).to(torch.bool)
+            words[word] ^= _bits(mine, bit)
             touched |= mine
             if self.minus_one is not None:
                 self.minus_one.dropped(stream, hi, word, bit, mine)
-        freed = touched & (words == 0).all(0)
-        self._free(stream, hi, freed)
-        self._lower_head(stream, freed)
+        self._free(stream, hi, touched & ~_any(words))
 
     def rm_range(self, stream: int, p0: int, p1: int) -> None:
         """Free every cell in [p0, p1) for all owners."""
         hi = self.reach(stream)
         if not hi:
             return
-        freed = self._in_range(stream, hi, p0, p1)
-        self.seq[:, stream, :hi].masked_fill_(freed, 0)
+        pos = self.planes[POS, stream, :hi]
+        freed = pos >= p0
+        if p1 < POS_INF:
+            freed &= pos < p1
+        self._disown(stream, hi, freed)
         self._free(stream, hi, freed)
-        self._lower_head(stream, freed)
 
     def seq_keep(self, stream: int, s: int) -> None:
         """Only ``s`` stays. A used cell without any owner survives."""
@@ -209,15 +210,13 @@ class Cells:
         if not hi:
             return
         words = self.seq[:, stream, :hi]
-        mine = (words[word] & bit) != 0
-        owned = words[0] != 0 if self.n_words == 1 else (words != 0).any(0)
-        freed = owned & ~mine
+        freed = _any(words) & ~self.has(stream, s, hi)
         if self.minus_one is not None:
             self.minus_one.kept(stream, word, bit, words, self.planes[POS, stream])
+            self.planes[KEPT, stream] &= ~freed.to(torch.int32)
         for w in range(self.n_words):
-            words[w].copy_(torch.where(mine, bit, 0) if w == word else torch.zeros_like(words[w]))
+            words[w] &= bit if w == word else 0
         self._free(stream, hi, freed)
-        self._lower_head(stream, freed)
         self.ids[stream] = {s}
 
     def seq_share(self, stream: int, src: int, dst: int, p0: int, p1: int) -> None:
@@ -227,7 +226,7 @@ class Cells:
         if not hi:
             return
         mine = self._mine(stream, src, hi, p0, p1)
-        self.seq[word, stream, :hi].bitwise_or_(torch.where(mine, bit, 0))
+        self.seq[word, stream, :hi] |= _bits(mine, bit)
         if self.minus_one is not None:
             self.minus_one.shared(stream, hi, word, bit, mine)
 
@@ -239,19 +238,20 @@ class Cells:
         if not hi:
             return
         mine = self._mine(stream, s, hi, p0, p1)
-        moved = self.planes[:, stream, :hi]
-        step = torch.where(mine, delta, 0).to(torch.int32)
-        moved[POS] += step
-        moved[SHIFT] += step
+        cells = self.planes[:, stream, :hi]
+        cells[POS].add_(mine, alpha=delta)
+        cells[SHIFT].add_(mine, alpha=delta)
         self._note_shift(stream, mine)
         if delta < 0:
-            freed = mine & (moved[POS] < 0)
-            moved[POS].masked_fill_(freed, -1)
-            moved[SHIFT].masked_fill_(freed, 0)
-            self.seq[:, stream, :hi].masked_fill_(freed, 0)
-            self.heads[stream] = torch.where(freed.any(), _first(freed), 0)
+            freed = mine & (cells[POS] < 0)
+            self._disown(stream, hi, freed)
+            self._free(stream, hi, freed)
+            gone = freed.to(torch.int32)
+            cells[KEPT] |= gone
+            any_freed, first = _first(freed)
+            self.heads[stream] = first * any_freed
         if self.minus_one is not None:
-            self.minus_one.moved(stream, mine, moved[POS], self.seq[:, stream])
+            self.minus_one.moved(stream, mine, cells[POS], self.seq[:, stream])
 
     def pos_div(self, stream: int, s: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions of the cells of ``s`` in [p0, p1), towards zero, for every owner."""
@@ -261,14 +261,14 @@ class Cells:
         if not hi:
             return
         mine = self._mine(stream, s, hi, p0, p1)
-        moved = self.planes[:, stream, :hi]
-        old = moved[POS].clone()
-        new = torch.where(mine, torch.div(old, d, rounding_mode="trunc"), old)
-        moved[POS] = new
-        moved[SHIFT] += old - new
+        cells = self.planes[:, stream, :hi]
+        less = (cells[POS] - torch.div(cells[POS], d, rounding_mode="trunc")) * mine.to(torch.int32)
+        cells[POS] -= less
+        cells[SHIFT] += less
         self._note_shift(stream, mine)
         if self.minus_one is not None:
-            self.minus_one.moved(stream, mine, new, self.seq[:, stream])
+            cells[KEPT] |= (mine & (cells[POS] == -1)).to(torch.int32)
+            self.minus_one.moved(stream, mine, cells[POS], self.seq[:, stream])
 
     def reset_shift(self) -> None:
         self.planes[SHIFT].zero_()
@@ -286,7 +286,7 @@ class Cells:
             return
         mine = self.has(src, seq, hi)
         self.planes[:, dst, :hi] = torch.where(mine, self.planes[:, src, :hi], self.empty)
-        self.seq[owner // WORD_BITS, dst, :hi] = torch.where(mine, signed_bit(owner), 0)
+        self.seq[owner // WORD_BITS, dst, :hi] = _bits(mine, signed_bit(owner))
         self.has_shift[dst] = (self.planes[SHIFT, dst, :hi] != 0).any()
         if self.minus_one is not None:
             pos, words = self.planes[POS, dst], self.seq[:, dst]
@@ -309,18 +309,26 @@ class Cells:
 
     # -- placing -------------------------------------------------------------------------------
 
-    def place(self, flat: Tensor, int32: Tensor, words: Tensor) -> None:
-        """Tokens into empty cells ``flat`` (``stream * size + cell``). ``int32`` are the first planes to write."""
-        self.planes[: len(int32)].flatten(1).index_copy_(1, flat, int32)
-        seq = self.seq.flatten(1)
+    def place(self, flat: Tensor, int32: Tensor, words: Tensor, writes_ext: bool = True) -> None:
+        """Tokens into empty cells ``flat`` (``stream * size + cell``): their planes ``int32[6, n]`` and owner bits.
+        Without ext only positions are written, and what a cell has kept stays."""
+        planes, seq = self.planes.flatten(1), self.seq.flatten(1)
+        if not writes_ext:
+            old = planes.index_select(1, flat)
+            kept = torch.where(old[KEPT].to(torch.bool), old, self.empty)
+            int32 = torch.cat([int32[:TOK], kept[TOK:KEPT], int32[KEPT:]])
+        planes.index_copy_(1, flat, int32)
         if self.minus_one is not None:
             self.minus_one.placed(flat, int32[POS], words)
             words = words | seq.index_select(1, flat)
         seq.index_copy_(1, flat, words)
 
     def take(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """What cells hold, for :meth:`put_back`."""
-        return self.planes.flatten(1).index_select(1, flat), self.seq.flatten(1).index_select(1, flat)
+        """What cells hold, for :meth:`put_back`; what counts as reset, reset."""
+        planes = self.planes.flatten(1).index_select(1, flat)
+        readable = (planes[POS] != -1) | planes[KEPT].to(torch.bool)
+        planes = torch.where(readable, planes, self.empty)
+        return planes, self.seq.flatten(1).index_select(1, flat)
 
     def put_back(self, flat: Tensor, saved: tuple[Tensor, Tensor]) -> None:
         """Undo a placement. Shifts are not put back."""
@@ -332,12 +340,13 @@ class Cells:
             self.minus_one.restored(flat, was, planes[POS], words)
 
     def evict(self, flat: Tensor, ids: Sequence[int]) -> list[Tensor]:
-        """Free cells before they are placed into. Returns for each of ``ids`` the largest position it lost."""
+        """Free cells before they are placed into; returns for each of ``ids`` the largest position it lost."""
         planes, words = self.take(flat)
         pos = planes[POS]
         live = pos != -1
         lost = [
-            torch.where(live & ((words[s // WORD_BITS] & signed_bit(s)) != 0), pos, -1).amax() for s in ids
+            torch.where(live & (words[s // WORD_BITS] & signed_bit(s)).to(torch.bool), pos, -1).amax()
+            for s in ids
         ]
         self.planes.flatten(1).index_copy_(1, flat, torch.where(live, self.empty, planes))
         self.seq.flatten(1).index_copy_(1, flat, torch.where(live, 0, words))
@@ -348,22 +357,41 @@ class Cells:
 
     # -- the parts every operation is made of --------------------------------------------------
 
+    def _disown(self, stream: int, hi: int, cells: Tensor) -> None:
+        """Cells (a mask) lose all owners."""
+        self.seq[:, stream, :hi] &= cells.to(torch.int64).sub_(1)
+
     def _free(self, stream: int, hi: int, freed: Tensor) -> None:
-        """Cells (a mask) that have no owner any more become empty."""
-        cells = self.planes[:, stream, :hi]
-        torch.where(freed, self.empty, cells, out=cells)
+        """Cells (a mask) that have no owner any more become empty; the head is lowered to the first of them."""
+        self.planes[POS, stream, :hi] |= freed.to(torch.int32).neg_()
+        any_freed, first = _first(freed)
+        head = self.heads[stream]
+        torch.minimum(head, first + ~any_freed * self.size, out=head)
         if self.minus_one is not None:
             self.minus_one.freed(stream, hi, freed)
 
-    def _lower_head(self, stream: int, freed: Tensor) -> None:
-        first = torch.where(freed.any(), _first(freed), self.size)
-        self.heads[stream] = torch.minimum(self.heads[stream], first)
-
     def _note_shift(self, stream: int, moved: Tensor) -> None:
-        self.has_shift[stream] |= moved.any()
+        self.has_shift[stream] |= _first(moved)[0]
         self.may_shift = True
 
 
-def _first(mask: Tensor) -> Tensor:
-    """Index of the first true cell, 0 if there is none."""
-    return mask.to(torch.uint8).argmax()
+def _any(words: Tensor) -> Tensor:
+    """Which cells ``int64[W, n]`` have an owner."""
+    return words[0].to(torch.bool) if len(words) == 1 else words.to(torch.bool).any(0)
+
+
+def _bits(mask: Tensor, bit: int) -> Tensor:
+    """``bit`` where the mask is set, else 0."""
+    return mask.to(torch.int64).mul_(bit)
+
+
+def _first(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether any cell of a mask is set, and the index of the first (0 if none). Eight cells are looked at as one
+    number first."""
+    raw = mask.view(torch.uint8)
+    if len(raw) % 8 or len(raw) < 512:
+        found, at = raw.max(0)
+        return found.to(torch.bool), at
+    found, eight = raw.view(torch.int64).to(torch.bool).view(torch.uint8).max(0)
+    inside = raw.view(-1, 8).index_select(0, eight[None])[0].max(0).indices
+    return found.to(torch.bool), eight * 8 + inside

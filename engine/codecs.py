@@ -36,7 +36,8 @@ def stored_shape(kind: CacheType, n: int) -> tuple[torch.dtype, int]:
 def encode(kind: CacheType, rows: Tensor) -> Tensor:
     """Store ``float[..., n]`` as ``kind``: its dtype, or ``uint8[..., row bytes]``."""
     if kind.name in FLOATS:
-        return rows.to(torch.float32).to(FLOATS[kind.name])
+        dtype = FLOATS[kind.name]
+        return rows if rows.dtype == dtype else rows.to(torch.float32).to(dtype)
     x = rows.to(torch.float32).unflatten(-1, (-1, BLOCK))
     raw = _encode_q8_0(x) if kind.name == "q8_0" else _encode_q4_0(x)
     return raw.flatten(-2)

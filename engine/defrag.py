@@ -43,7 +43,9 @@ class StreamMoves:
         """The runs of cells that go together."""
         breaks = np.flatnonzero((np.diff(self.src) != 1) | (np.diff(self.dst) != 1)) + 1
         starts, ends = [0, *breaks], [*breaks, len(self.src)]
-        return tuple(Move(int(self.src[a]), int(self.dst[a]), int(b - a)) for a, b in zip(starts, ends, strict=True))
+        return tuple(
+            Move(int(self.src[a]), int(self.dst[a]), int(b - a)) for a, b in zip(starts, ends, strict=True)
+        )
 
 
 def plan_update(cache: KVCache, optimize: bool) -> list[StreamMoves]:
@@ -54,7 +56,9 @@ def plan_update(cache: KVCache, optimize: bool) -> list[StreamMoves]:
     if strategy is None or (not optimize and strategy.threshold <= 0):
         return []
     if strategy.strategy != "classic":
-        raise CacheUsageError(f"the engine compacts in the classic way, not {strategy.strategy!r}: use Defrag('classic')")
+        raise CacheUsageError(
+            f"the engine compacts in the classic way, not {strategy.strategy!r}: use Defrag('classic')"
+        )
     if not all(leader is other or leader.same_cells(other) for other in cache.together):
         return []
     n_layer = max(len(each.spec.layers) for each in cache.together)
@@ -103,7 +107,11 @@ def defragment(cache: KVCache, plans: Sequence[StreamMoves]) -> tuple[DefragRepo
         if cache.store is not None:
             cache.store.move_cells(plan.stream, src, dst)
         live = cache.table.planes[POS, plan.stream, : cache.high] != -1
-        last, n_used = read_back(torch.stack([torch.where(live, cache.table.index[: cache.high] + 1, 0).amax(), live.sum()]))
+        last, n_used = read_back(
+            torch.stack([torch.where(live, cache.table.index[: cache.high] + 1, 0).amax(), live.sum()])
+        )
         n_bytes = len(plan.src) * bytes_per_cell
-        reports.append(DefragReport(plan.stream, plan.moves, n_bytes, plan.fragmentation, float((last - n_used) / last)))
+        reports.append(
+            DefragReport(plan.stream, plan.moves, n_bytes, plan.fragmentation, float((last - n_used) / last))
+        )
     return tuple(reports)

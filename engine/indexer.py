@@ -27,7 +27,9 @@ def index_vectors(x: Tensor, pos: Tensor, rotation: Rope, variant: IndexerVarian
     """Index queries ``[token, head, d]`` or keys ``[token, d]`` as they are scored and stored: turned by the rotation
     of the main attention, with a pairing and an offset of their own, then mixed."""
     d = x.shape[-1]
-    kind = Rope(**{**rotation.__dict__, "neox": variant.neox, "offset": (d - rotation.n_rot) * variant.trailing})
+    kind = Rope(
+        **{**rotation.__dict__, "neox": variant.neox, "offset": (d - rotation.n_rot) * variant.trailing}
+    )
     turned = turn(x, pos, kind)
     return hadamard(turned, d) if variant.hadamard else turned
 
@@ -82,7 +84,9 @@ def best_blocks(scores: Tensor, tok_pos: Tensor, block: int, n_local: int, k: in
     return (scores + torch.where(near, FORCED, 0.0)[:, None]).topk(min(k, len(index)), sorted=False).indices
 
 
-def cells_of_blocks(blocks: Tensor, pos: Tensor, mine: Tensor, visible: Tensor, block: int, n_blocks: int) -> Tensor:
+def cells_of_blocks(
+    blocks: Tensor, pos: Tensor, mine: Tensor, visible: Tensor, block: int, n_blocks: int
+) -> Tensor:
     """``bool[token, group, cell]``: visible cells of chosen blocks."""
     chosen = as_mask(blocks, torch.ones_like(blocks, dtype=torch.bool), n_blocks)
     block_of = torch.where(mine, pos // block, 0).to(torch.int64).clamp(0, n_blocks - 1)

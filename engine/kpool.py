@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.pool_layout import PoolView
 from engine.rope import turn
+from engine.rows import FIRST
 from kvsim.tensors.rope import Rope
 
 
@@ -39,7 +40,7 @@ class _Builder:
         ids = view.layout.ids
         row_of = torch.zeros(max(ids) + 1, dtype=torch.int64)
         row_of[torch.tensor(ids)] = torch.arange(len(ids))
-        self.row = row_of.to(device, non_blocking=True)[self.rows.packed[4]]
+        self.row = row_of.to(device, non_blocking=True)[self.rows.packed[FIRST]]
         self.pos = self.rows.packed[0]
         self.stream = torch.tensor([view.cache.stream_of(s) for s in ids]).to(device, non_blocking=True)
         cell = view.slot.flat % self.n_cells
@@ -54,7 +55,9 @@ class _Builder:
         local = local.view(n, most, self.size)
         members = local + (self.stream * self.n_cells)[:, None, None]
         first = layout.n_pools.cumsum(0) - layout.n_pools
-        number = torch.where(real, first[:, None] + torch.arange(most, device=self.pos.device), n_pool).flatten()
+        number = torch.where(
+            real, first[:, None] + torch.arange(most, device=self.pos.device), n_pool
+        ).flatten()
         filler = self._first_at(self.row[:1], self.pos[:1]) + self.stream[self.row[:1]] * self.n_cells
         pool_cells = filler.repeat(n_pool + 1).index_copy(0, number, members[..., -1].flatten())[:-1]
         if self.view.cache.n_stream > 1:  # members of streams that the ubatch has nothing of are none

@@ -209,9 +209,7 @@ class KVCache(AttentionLeaf):
             ids = sorted({s for stream in strm for s in table.ids[stream]})
             lost = table.evict(flat, ids)
             reach = lost if ok is None else [torch.where(ok, top, -1) for top in lost]
-        table.place(
-            flat, rows.cells_int32 if self.writes_ext(rows.ubatch) else rows.cells_int32[:1], rows.words
-        )
+        table.place(flat, rows.cells_int32, rows.words, self.writes_ext(rows.ubatch))
         if may_evict:
             for stream in strm:
                 own = [i for i, s in enumerate(ids) if self.stream_of(s) == stream]
@@ -280,7 +278,7 @@ class KVCache(AttentionLeaf):
         if not shift:
             return
         if self.spec.rope_type is not RopeType.NONE and self.store is not None:
-            self.store.apply_shift(self.table.shift)
+            self.store.apply_shift(self.table.shifts())
         self.table.reset_shift()
 
     # -- sequence operations -------------------------------------------------------------------
@@ -430,7 +428,7 @@ class KVCache(AttentionLeaf):
         caches[name] = []
         for stream in range(self.n_stream):
             at = np.flatnonzero(used[stream])
-            pos, tok, x, y, shift = planes[:, stream, at].tolist()
+            pos, tok, x, y, _, shift = planes[:, stream, at].tolist()
             rows = zip(at.tolist(), pos, owners_of(seq[:, stream, at]), shift, tok, x, y, strict=True)
             caches[name].append({
                 "head": int(heads[stream]), "used": len(at), "has_shift": bool(has_shift[stream]),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.cells import POS, SHIFT, TOK, Y
+from engine.cells import KEPT, POS, TOK, Y
 from engine.picture import owners_of
 from engine.rows import owner_words
 from engine.sync import read_back, upload
@@ -57,7 +57,7 @@ def _saved_cells(cache: KVCache, stream: int, seq: int) -> tuple[np.ndarray, ...
         kept = kept & table.has(stream, seq, hi) & ~_passed(cache, stream, seq, hi)
     columns = [
         kept.to(torch.int64),
-        *table.planes[:SHIFT, stream, :hi].to(torch.int64),
+        *table.planes[:KEPT, stream, :hi].to(torch.int64),
         *table.seq[:, stream, :hi],
     ]
     values = read_back(torch.stack(columns))
@@ -290,7 +290,9 @@ def _place_from_zero(
     n, table = len(cells), cache.table
     if n:
         table.know(stream, {s for ids in owners for s in ids})
-        columns = np.array(cells, np.int32).T
+        columns = np.zeros((6, n), np.int32)
+        columns[:KEPT] = np.array(cells, np.int32).T
+        columns[KEPT] = columns[POS] == -1
         if int(columns[0].min()) < 0:
             table.watch_minus_one()
         words = upload(owner_words(tuple(owners), table.n_words), cache.device)

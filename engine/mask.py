@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.rows import WORD_BITS, Rows
+from engine.rows import BEGIN, FIRST, POS, WORD_BITS, X, Y, Rows
 from kvsim.memory import POS_INF
 from kvsim.models.arch import NonCausal
 from kvsim.models.cache_spec import CacheSpec
@@ -32,20 +32,20 @@ def attention_mask(
     owned = _owned(seq, rows)
     if owners_only:
         return owned
-    p = rows.part(0)
+    p = rows.part(POS)
     lo, hi = _interval(
         p, rows, spec, causal or (spec.non_causal is NonCausal.SWA_ONLY and spec.swa_type is SwaType.NONE)
     )
     seen = owned & (pos >= lo) if hi is None else owned & (pos >= lo) & (pos <= hi)
     if causal and xy is not None:
-        (x, y), row_x, row_y = xy, rows.part(2), rows.part(3)
+        (x, y), row_x, row_y = xy, rows.part(X), rows.part(Y)
         seen = seen & ~((pos == p) & ((y > row_y) | ((y == row_y) & (x > row_x))))
     return seen
 
 
 def _owned(seq: Tensor, rows: Rows) -> Tensor:
     """Cells of each row's first sequence; one look for all rows of a part if it is the same for all."""
-    first = rows.part(4)
+    first = rows.part(FIRST)
     if rows.one_sequence_per_part:
         first = first[:, :1]
     bit = torch.ones_like(first) << (first % WORD_BITS)
@@ -70,5 +70,5 @@ def _interval(p: Tensor, rows: Rows, spec: CacheSpec, causal: bool) -> tuple[Ten
     if causal:
         hi = p if hi is None else torch.minimum(hi, p)
     elif spec.non_causal is NonCausal.SWA_FULL and spec.swa_type is not SwaType.NONE:
-        lo, hi = torch.minimum(lo, rows.part(5)), torch.full_like(p, POS_INF)
+        lo, hi = torch.minimum(lo, rows.part(BEGIN)), torch.full_like(p, POS_INF)
     return lo.clamp(min=0), hi

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.cells import POS, SHIFT
+from engine.cells import POS
 from engine.sync import read_back
 from kvsim.cells import CellTable
 from kvsim.errors import IntegrityError
@@ -34,14 +34,15 @@ def host_tables(cache: KVCache) -> list[CellTable]:
     tables = []
     for stream in range(cache.n_stream):
         table = CellTable(cache.size)
-        pos, tok, x, y, shift = planes[:, stream]
+        pos, tok, x, y, kept, shift = planes[:, stream]
         at = np.flatnonzero((pos != -1) | (seq[:, stream] != 0).any(0)).astype(np.int32)
         if len(at):
             table.place(at, pos[at], owners_of(seq[:, stream, at]))
         every = np.arange(cache.size, dtype=np.int32)
-        table.set_ext(every, tok, x, y)
-        table.shift[:] = shift
-        table.has_shift = bool(shift.any())
+        readable = (pos != -1) | (kept != 0)
+        table.set_ext(every, np.where(readable, tok, -1), np.where(readable, x, 0), np.where(readable, y, 0))
+        table.shift[at] = shift[at]
+        table.has_shift = bool(table.shift.any())
         tables.append(table)
     return tables
 
@@ -68,8 +69,6 @@ def check_integrity(cache: KVCache) -> None:
             )
         if table.minus_one is not None:
             continue
-        if planes[SHIFT, stream][~live].any():
-            raise IntegrityError(f"{where}: an empty cell has a pending shift")
         owned = (seq[:, stream] != 0).any(0)
         if (owned & ~live).any():
             raise IntegrityError(f"{where}: empty cells {np.flatnonzero(owned & ~live).tolist()} have owners")

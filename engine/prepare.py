@@ -65,9 +65,9 @@ class SlotSearch:
         ]
         # alone and into empty cells, a ubatch changes nothing that a trial would have to undo
         self.trial = place and (cache.windowed or len(ubatches) > 1 or self.table.minus_one is not None)
-        self.ok = torch.ones((), dtype=torch.bool, device=cache.device) if ok is None else ok
+        self.ok = self.table.true if ok is None else ok
         self.flat: list[Tensor] = []
-        self._asked: list[list[Tensor]] = []
+        self._asked: list[dict[str, Tensor]] = []
         self._ids: list[int] = []
         undo: list[Undo] = []
         high = cache.high
@@ -82,44 +82,52 @@ class SlotSearch:
                 undo.append((flat, saved, heads, self.ok, traces))
                 cache.write_cells(flat, row, strm, cache.windowed, self.ok, high)
             elif place:
-                undo.append((flat, None, self.table.heads.clone(), self.ok, None))
-            asked.append(self._used_max(strm, high, flat))
+                undo.append((flat, None, self.table.heads, self.ok, None))
+            if self.trial or not self._knows_top(strm):
+                asked["used_max"] = self._used_max(strm, high, flat)
             self._asked.append(asked)
         if cache.windowed:
             self._ids = cache.all_ids()
-            self._ends = self.table.extremes(self._ids, high).flatten().to(torch.int64)
+            self._ends = self.table.extremes(self._ids, high).flatten()
         self._undo(undo)
         if cache.windowed and len(ubatches) > 1:
             self._place_once_more(high)
-        self.high = high
 
     # -- on the device -------------------------------------------------------------------------
 
-    def _search(self, strm: tuple[int, ...], n: int, hi: int) -> tuple[Tensor, list[Tensor]]:
+    def _search(self, strm: tuple[int, ...], n: int, hi: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The next ``n`` cells from the head on, in each stream. No used cell is at or after ``hi``, and the
         cells before it are enough unless the cache is."""
         cache, table, where = self.cache, self.table, self._where(strm)
         pos = table.planes[POS, where, :hi]
         usable = pos == -1
-        used = table.used(where, hi).sum(1)
         if cache.windowed:
             usable = usable | self._passed(strm, where, pos)
-        count = torch.cumsum(usable, 1)
+        count = torch.cumsum(usable, 1, dtype=torch.int32)
         total = count[:, -1:]
-        head = table.heads[where]
+        plain = not cache.windowed and table.minus_one is None
+        used = hi - total if plain else table.used(where, hi).sum(1, keepdim=True)
+        head = table.heads[where][:, None]
         head = torch.where((head > used + 2 * n) | (head >= cache.size), 0, head)
-        before = (count - usable.to(torch.int64)).gather(1, head[:, None])
-        rank = before + torch.arange(1, n + 1, device=cache.device)
+        before = count.gather(1, head) - usable.gather(1, head).to(torch.int32)
+        rank = before + table.counting(n)
         rank = torch.where(rank > total, rank - total, rank)
         cells = torch.searchsorted(count, rank).clamp_(max=hi - 1)
-        found = (total[:, 0] if hi == cache.size else total[:, 0] + n).clamp(max=n)
-        if n > cache.size:
-            found = torch.zeros_like(found)
-        self.ok = self.ok & (found >= n).all()
-        asked = [found, cells.flatten(), used]
+        flat = cells if cache.n_stream == 1 else cells + table.streams[where][:, None] * cache.size
+        asked = {"cells": cells}
         if self._may_fail(strm, n):
-            asked += [usable.sum(1), (pos == -1).sum(1), _longest_run(usable)]
-        return (cells + table.streams[where][:, None] * cache.size).flatten(), asked
+            found = total[:, 0] if hi == cache.size else total[:, 0] + n
+            found = found.clamp(max=n) if n <= cache.size else torch.zeros_like(found)
+            self.ok = self.ok & (found >= n).all()
+            free = (pos == -1).sum(1)
+            asked |= {
+                "found": found,
+                "usable": usable.sum(1),
+                "free": free,
+                "hole": _longest_run(usable),
+                "used": used,
+            }
+        return flat.flatten(), asked
 
     def _where(self, strm: tuple[int, ...]) -> slice | Tensor:
         """Streams as an index: mostly one run of them."""
@@ -147,15 +155,17 @@ class SlotSearch:
         owner = table.only_owner(where, hi)  # -1 is the last entry, of nobody
         return pos < start_of[owner]
 
+    def _knows_top(self, strm: tuple[int, ...]) -> bool:
+        """Whether the host knows the last used cell of these streams."""
+        return all(self.cache.exact_top[s] for s in strm)
+
     def _used_max(self, strm: tuple[int, ...], hi: int, flat: Tensor) -> Tensor:
         """One past the last used cell of each stream, once this ubatch is placed."""
-        cells = flat.view(len(strm), -1) % self.cache.size
-        placed = cells.amax(1) + 1
-        if not self.trial and all(self.cache.exact_top[s] for s in strm):
-            return placed  # the host adds what it knows
         used = self.table.used(self._where(strm), hi)
         last = torch.where(used, self.table.index[:hi] + 1, 0).amax(1)
-        return last if self.trial else torch.maximum(last, placed)
+        if self.trial:
+            return last
+        return torch.maximum(last, (flat % self.cache.size).view(len(strm), -1).amax(1) + 1)
 
     def _undo(self, undo: list[Undo]) -> None:
         """Put everything back but what was purged outside of the slots, and the heads as llama.cpp does: the
@@ -181,7 +191,7 @@ class SlotSearch:
         for row, strm, flat, asked in zip(self.rows, self.strm, self.flat, self._asked, strict=True):
             undo.append((flat, table.take(flat)))
             self.cache.write_cells(flat, row, strm, True, self.ok, hi)
-            asked[-1] = self._used_max(strm, hi, flat)
+            asked["used_max"] = self._used_max(strm, hi, flat)
         for flat, saved in reversed(undo):
             table.put_back(flat, saved)
         if table.minus_one is not None:
@@ -201,53 +211,57 @@ class SlotSearch:
 
     def asked(self) -> Tensor:
         """Everything the host must know, as one tensor."""
-        parts = [part.to(torch.int64) for asked in self._asked for part in asked]
-        return torch.cat([*parts, self._ends] if self.cache.windowed else parts)
+        parts = [part.flatten() for asked in self._asked for part in asked.values()]
+        if self.cache.windowed:
+            parts.append(self._ends)
+        return torch.cat([part.to(torch.int64) for part in parts]) if len(parts) > 1 else parts[0]
 
     def finish(self, values: np.ndarray) -> list[DeviceSlot] | None:
         """The slots, or None with the cache's ``last_failure`` set."""
         from engine.kv import DeviceSlot
 
+        cache, at = self.cache, 0
         slots: list[DeviceSlot] = []
-        at = 0
-        for i, (row, strm, flat, asked) in enumerate(
-            zip(self.rows, self.strm, self.flat, self._asked, strict=True)
-        ):
-            sizes = [len(part) for part in asked]
-            found, cells, used, *stats, used_max = np.split(
-                values[at : at + sum(sizes)], np.cumsum(sizes)[:-1]
-            )
-            at += sum(sizes)
+        for i, (row, strm, flat) in enumerate(zip(self.rows, self.strm, self.flat, strict=True)):
+            told = {}
+            for name, part in self._asked[i].items():
+                told[name] = values[at : at + part.numel()].reshape(len(strm), -1)
+                at += part.numel()
             n = row.ubatch.n_tokens // len(strm)
-            short = np.flatnonzero(found < n)
-            if len(short):
-                part = int(short[0])
-                usable, free, hole = (int(s[part]) for s in stats)
-                self.cache.last_failure = PrepareFailure(
-                    self.cache.name,
-                    strm[part],
-                    i,
-                    n,
-                    free,
-                    usable - free,
-                    hole,
-                    int(found[part]),
-                    len(self.rows),
+            if "found" in told:
+                if (told["found"] < n).any():
+                    cache.last_failure = self._failure(i, n, told)
+                    return None
+                if i == 0:
+                    for stream, used in zip(strm, told["used"][:, 0].tolist(), strict=True):
+                        cache.free[stream] = cache.size - used
+            cells = told["cells"].astype(np.int32)
+            slots.append(
+                DeviceSlot(
+                    strm, tuple(cells), cache=cache, flat=flat, rows=row, used_max=self._lengths(i, told)
                 )
-                return None
-            exact = not self.trial and all(self.cache.exact_top[s] for s in strm)
-            if exact:
-                used_max = np.maximum(used_max, [self.table.top[s] for s in strm])
-            idxs = tuple(cells.astype(np.int32).reshape(len(strm), -1))
-            lengths = tuple(used_max.tolist()) if self.trial or not self.cache.windowed else None
-            slots.append(DeviceSlot(strm, idxs, cache=self.cache, flat=flat, rows=row, used_max=lengths))
-            if i == 0:
-                for stream, n_used in zip(strm, used.tolist(), strict=True):
-                    self.cache.free[stream] = self.cache.size - n_used
-        if self.cache.windowed and self.trial:
-            ends = values[at:].reshape(2, -1)
-            object.__setattr__(slots[-1], "ends", (self._ids, ends))
+            )
+        if cache.windowed and self.trial:
+            object.__setattr__(slots[-1], "ends", (self._ids, values[at:].reshape(2, -1)))
         return slots
+
+    def _lengths(self, i: int, told: dict[str, np.ndarray]) -> tuple[int, ...] | None:
+        """Per stream one past the last used cell; None where a placement that was not tried may purge."""
+        if self.cache.windowed and not self.trial:
+            return None
+        if "used_max" in told:
+            return tuple(told["used_max"][:, 0].tolist())
+        ends = told["cells"].max(1).tolist()
+        return tuple(max(self.table.top[s], end + 1) for s, end in zip(self.strm[i], ends, strict=True))
+
+    def _failure(self, i: int, n: int, told: dict[str, np.ndarray]) -> PrepareFailure:
+        """The four numbers of the first stream of ubatch ``i`` that has no room."""
+        part = int(np.argmax(told["found"][:, 0] < n))
+        found, usable, free, hole = (int(told[name][part, 0]) for name in ("found", "usable", "free", "hole"))
+        stream = self.strm[i][part]
+        return PrepareFailure(
+            self.cache.name, stream, i, n, free, usable - free, hole, found, n_ubatches=len(self.rows)
+        )
 
 
 def _longest_run(flags: Tensor) -> Tensor:

@@ -66,7 +66,11 @@ def turn(x: Tensor, pos: Tensor, rope: Rope) -> Tensor:
     cos = (angle.cos() * rope.magnitude).to(x.dtype).view(shape)
     sin = (angle.sin() * rope.magnitude).to(x.dtype).view(shape)
     part = x[..., start:end]
-    pairs = part.unflatten(-1, (2, -1)).unbind(-2) if rope.pairs_halves else part.unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = (
+        part.unflatten(-1, (2, -1)).unbind(-2)
+        if rope.pairs_halves
+        else part.unflatten(-1, (-1, 2)).unbind(-1)
+    )
     a, b = pairs
     turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -2 if rope.pairs_halves else -1).flatten(-2)
     return torch.cat([x[..., :start], turned, x[..., end:]], -1)

@@ -15,6 +15,11 @@ from kvsim.memory import POS_INF
 
 WORD_BITS = 64
 
+POS, TOK, X, Y, KEPT, SHIFT = range(6)
+"""The planes of a cell table."""
+
+FIRST, BEGIN = 6, 7
+
 
 def signed_bit(s: int) -> int:
     """The owner bit of ``s`` in its word, as a signed 64-bit number."""
@@ -38,9 +43,9 @@ def owner_words(seq_ids: tuple[tuple[int, ...], ...], n_words: int) -> np.ndarra
 class Rows:
     """One ubatch on the device. ``n_parts`` streams have equally many of its tokens, in order.
 
-    ``cells_int32[4, n]`` is what goes into the cells: position, token, x, y; ``words`` the owner bits
-    ``int64[n_words, n]``. The rest is for masks, per token ``[n]``: ``first`` its first sequence, ``begin`` the
-    lowest position of that sequence in its part.
+    ``cells_int32[6, n]`` is what goes into the planes of the cells, ``words`` the owner bits
+    ``int64[n_words, n]``. The rest is for masks, per token: FIRST, its first sequence; BEGIN, the lowest
+    position of that sequence in its part.
     """
 
     ubatch: Ubatch
@@ -51,25 +56,30 @@ class Rows:
     @classmethod
     def of(cls, ubatch: Ubatch, n_parts: int, n_words: int, embd_token: int, device: torch.device) -> Rows:
         n = ubatch.n_tokens
-        table = np.zeros((6 + n_words, n), np.int64)
+        table = np.zeros((8 + n_words, n), np.int64)
         table[0] = ubatch.pos0
         table[1] = embd_token if ubatch.tokens is None else ubatch.tokens
         if ubatch.tokens is not None and ubatch.is_embd is not None:
             table[1, ubatch.is_embd] = embd_token
         if ubatch.n_pos >= 3:
             table[2], table[3] = ubatch.pos[2], ubatch.pos[1]
-        table[4] = [ids[0] for ids in ubatch.seq_ids]
-        table[5] = _begins(table[0].reshape(n_parts, -1), table[4].reshape(n_parts, -1)).reshape(-1)
-        table[6:] = owner_words(ubatch.seq_ids, n_words)
+        table[KEPT] = table[0] == -1
+        table[FIRST] = [ids[0] for ids in ubatch.seq_ids]
+        table[BEGIN] = (
+            table[0]
+            if n == n_parts
+            else _begins(table[0].reshape(n_parts, -1), table[FIRST].reshape(n_parts, -1)).reshape(-1)
+        )
+        table[8:] = owner_words(ubatch.seq_ids, n_words)
         return cls(ubatch, n_parts, upload(table, device), n_words)
 
     @cached_property
     def cells_int32(self) -> Tensor:
-        return self.packed[:4].to(torch.int32)
+        return self.packed[:6].to(torch.int32)
 
     @property
     def words(self) -> Tensor:
-        return self.packed[6 : 6 + self.n_words]
+        return self.packed[8 : 8 + self.n_words]
 
     def part(self, field: int) -> Tensor:
         """A column of the table as ``[n_parts, n, 1]``, to broadcast against cells."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -23,10 +24,11 @@ WIDTH = 170
 class Part(Enum):
     CELLS = "cells"
     TENSORS = "tensors"
+    ENGINE = "engine"
 
 
 def bench_command(
-    part: Annotated[Part, typer.Argument(help="cells: operations on cells; tensors: on rows.")],
+    part: Annotated[Part, typer.Argument(help="cells: operations on cells; tensors: on rows; engine: torch.")],
     size: Annotated[int, typer.Option(help="Cells of the cache.", min=SMALLEST)] = 131_072,
     lib: Annotated[Path | None, typer.Option(help="llama.cpp's shared library to compare with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
@@ -44,7 +46,10 @@ def bench_command(
 
     rows: list[Row] = []
     try:
-        measured = cells_table(size, lib) if part is Part.CELLS else tensors_table(size)
+        if part is Part.ENGINE:
+            measured = _engine_table(size, lib)
+        else:
+            measured = cells_table(size, lib) if part is Part.CELLS else tensors_table(size)
         with stderr().status("measuring") as status:
             for row in measured:
                 rows.append(row)
@@ -57,6 +62,15 @@ def bench_command(
         out = stdout()
         out.width = max(out.width, WIDTH)
         out.print(table_of(part, size, rows))
+
+
+def _engine_table(size: int, lib: Path | None) -> Iterator[Row]:
+    try:
+        from engine.bench import engine_table
+    except ModuleNotFoundError as error:
+        raise KvsimError(f"the engine needs {error.name}: pip install 'kvsim[engine]'") from error
+    table: Iterator[Row] = engine_table(size, lib)
+    return table
 
 
 def table_of(part: Part, size: int, rows: list[Row]) -> Table:

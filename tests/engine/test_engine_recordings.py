@@ -16,6 +16,7 @@ from engine import EngineFactory
 from kvsim.replay import Replayer, context_of, replay_beside
 from kvsim.trace.compare import compare_step
 
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_recording_is_reproduced(kind: str, device: str) -> None:
@@ -26,6 +27,7 @@ def test_every_recording_is_reproduced(kind: str, device: str) -> None:
             assert not differences, f"{trace.path}, operation {recorded.i}: {differences[0]}"
             n += 1
     assert n > 900
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_are_reused_when_the_reference_reuses_them(kind: str) -> None:
@@ -40,6 +42,7 @@ def test_graphs_are_reused_when_the_reference_reuses_them(kind: str) -> None:
             assert decisions == expected, f"{trace.path}, operation {step.i}"
             n_reused += sum(graph.reused for graph in decisions)
     assert n_reused > 0
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_host_believes_is_what_the_device_holds(kind: str) -> None:

@@ -38,7 +38,9 @@ def fill(ours: Context, reference: Context, seed: int) -> None:
                 leaf.store.encode_k(layer.il, stream, cells, rng.normal(size=(leaf.size, layer.n_embd_k)))
                 twin.store.write_k(layer.il, stream, cells, leaf.store.read_k(layer.il, stream, cells))
                 if layer.v is not None:
-                    rows = rng.normal(size=(leaf.size, layer.n_embd_v_own if leaf.spec.v_trans else layer.n_embd_v))
+                    rows = rng.normal(
+                        size=(leaf.size, layer.n_embd_v_own if leaf.spec.v_trans else layer.n_embd_v)
+                    )
                     leaf.store.encode_v(layer.il, stream, cells, rows)
                     twin.store.write_v(layer.il, stream, cells, leaf.store.read_v(layer.il, stream, cells))
 
@@ -49,7 +51,9 @@ def assert_equal_rows(ours: Context, reference: Context, what: str) -> None:
         if not isinstance(leaf, AttentionLeaf):
             for part, layers in leaf.store.rows.items():
                 for il, rows in layers.items():
-                    assert np.array_equal(twin.store.rows[part][il].cpu().numpy(), rows), f"{what}: {part} of {name}"
+                    assert np.array_equal(twin.store.rows[part][il].cpu().numpy(), rows), (
+                        f"{what}: {part} of {name}"
+                    )
             continue
         for slabs, twins in ((leaf.store.k, twin.store.k), (leaf.store.v, twin.store.v)):
             for il, slab in slabs.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_recordings import DEVICES, traces
-from test_rows import assert_equal_rows, fill
+from test_engine_rows import assert_equal_rows, fill
 
 from engine import EngineFactory
 from kvsim.batch import Batch

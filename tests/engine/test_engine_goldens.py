@@ -118,7 +118,9 @@ def test_blocks_are_scored_and_chosen_as_recorded(device: str, monkeypatch: pyte
 @pytest.mark.parametrize("device", DEVICES)
 def test_compressors_give_the_recorded_rows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(state: Any, plan: Any, kv: np.ndarray, score: np.ndarray) -> np.ndarray:
-        ours = compressor.CompressorState(state.shape, *(torch.from_numpy(x).to(device) for x in (state.kv, state.score)))
+        ours = compressor.CompressorState(
+            state.shape, *(torch.from_numpy(x).to(device) for x in (state.kv, state.score))
+        )
         on_device = compressor.DevicePlan(plan, torch.device(device))
         rows = compressor.run_plan(ours, on_device, *(torch.from_numpy(x).to(device) for x in (kv, score)))
         state.kv[:], state.score[:] = ours.kv.cpu().numpy(), ours.score.cpu().numpy()

@@ -19,6 +19,7 @@ from kvsim.context import Context
 from kvsim.memory import MemoryStatus
 from kvsim.replay import context_of
 
+
 def contexts(kind: str, device: str) -> list[Context]:
     """A unified context and one with streams, each with some tokens in it."""
     headers = [trace.header for trace in traces(kind)]
@@ -29,6 +30,7 @@ def contexts(kind: str, device: str) -> list[Context]:
         context.recording = False
         assert context.decode(Batch.tokens_of(0, [1, 2, 3, 4, 5], 0)) == 0
     return made
+
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -52,6 +54,7 @@ def test_a_batch_is_prepared_with_one_read_back_and_applied_with_none(kind: str,
                     more = prepared.next()
             memory.check_integrity()
 
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hybrid_idx"])
 def test_the_shapes_of_a_graph_are_known_on_the_host(kind: str, device: str) -> None:
@@ -64,6 +67,7 @@ def test_the_shapes_of_a_graph_are_known_on_the_host(kind: str, device: str) -> 
             shapes = [view.reuse_key() for view in prepared.views.values()]
         assert any(shapes)
 
+
 def test_pools_ask_once_per_ubatch() -> None:
     for context in contexts("hybrid_idx", "cpu"):
         context.allocator.init(Batch.tokens_of(0, [1]), context.memory)
@@ -72,6 +76,7 @@ def test_pools_ask_once_per_ubatch() -> None:
         with at_most_read_backs(1, "cpu"):
             for view in prepared.views.values():
                 view.reuse_key()
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_cache_is_refused_with_one_read_back_per_split(kind: str) -> None:
@@ -89,6 +94,7 @@ def test_a_full_cache_is_refused_with_one_read_back_per_split(kind: str) -> None
         assert prepared.failure is not None
         assert prepared.failure.asked > prepared.failure.found
 
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequence_operations_ask_nothing(kind: str) -> None:
     """Shifts, copies, removals are masks; only a rollback of a recurrent state has to be granted, and pools ask
@@ -102,6 +108,7 @@ def test_sequence_operations_ask_nothing(kind: str) -> None:
                 memory.seq_add(0, 0, -1, 3)
                 memory.seq_div(0, 0, -1, 2)
             memory.clear(False)
+
 
 def test_the_guard_notices_every_way_to_wait() -> None:
     values = torch.arange(4)

@@ -67,15 +67,19 @@ def test_attention_equals_the_reference_over_the_same_rows(kind: str, device: st
             k, v = rng.normal(size=(n, heads, size)), rng.normal(size=(n, heads, width_v))
             q = rng.normal(size=(n, 2 * heads, size)).astype(np.float32)
             store_rows(view, layer.il, k, v)
-            for kind_of_row, slab, twin_slab in (("k", view.cache.store.k, twin.cache.store.k),
-                                                 ("v", view.cache.store.v, twin.cache.store.v)):
+            for kind_of_row, slab, twin_slab in (
+                ("k", view.cache.store.k, twin.cache.store.k),
+                ("v", view.cache.store.v, twin.cache.store.v),
+            ):
                 raw = torch.from_numpy(slab[layer.il]).to(device)
                 flat = twin_slab[layer.il]
                 flat.copy_(raw.view(flat.dtype).reshape(flat.shape))
                 del kind_of_row
             mask = view.mask()
             assert np.array_equal(twin.mask().cpu().numpy(), mask)
-            out = attention.attend(twin, layer.il, torch.from_numpy(q).to(device), twin.mask(), scale=size**-0.5)
+            out = attention.attend(
+                twin, layer.il, torch.from_numpy(q).to(device), twin.mask(), scale=size**-0.5
+            )
             want = reference_result(view, layer, q, mask)
             assert np.abs(out.cpu().numpy() - want).max() <= TOLERANCE[layer.k.name] * np.abs(want).max()
             n_checked += 1
@@ -93,7 +97,9 @@ def reference_result(view: KVView, layer: object, q: np.ndarray, mask: np.ndarra
         rows = slice(start, start + len(cells))
         start += len(cells)
         k, v = (
-            decode(layer.il, stream, slice(0, view.n_kv)).astype(np.float64).reshape(view.n_kv, layer.n_head_kv, -1)
+            decode(layer.il, stream, slice(0, view.n_kv))
+            .astype(np.float64)
+            .reshape(view.n_kv, layer.n_head_kv, -1)
             for decode in (store.decode_k, store.decode_v)
         )
         outs.append(reference_attention(q[rows], k, v, mask[rows], scale=layer.n_embd_head_k**-0.5))
@@ -149,8 +155,12 @@ def test_gathered_cells_give_what_the_dense_mask_gives(device: str) -> None:
     q, k = torch.randn(n, heads, d, device=device), torch.randn(n_cell, 1, d, device=device)
     visible = torch.rand(n, n_cell, device=device) < 0.4
     visible[0, 30:] = False
-    scores = indexer.index_scores(torch.randn(n, 3, 8, device=device), torch.randn(n_cell, 8, device=device),
-                                  torch.rand(n, 3, device=device), visible)
+    scores = indexer.index_scores(
+        torch.randn(n, 3, 8, device=device),
+        torch.randn(n_cell, 8, device=device),
+        torch.rand(n, 3, device=device),
+        visible,
+    )
     cells, counts = indexer.best_cells(scores, 24)
     mask = indexer.as_mask(cells, counts, n_cell)
     assert (mask.sum(1) == torch.minimum(visible.sum(1), torch.tensor(24, device=device))).all()
@@ -172,12 +182,18 @@ def test_gathered_blocks_give_what_the_dense_mask_gives(device: str) -> None:
     tok_pos = torch.tensor([3, 20, 49], device=device)
     slots, held = indexer.cells_of_positions(pos, mine, n_pos)
     seen = indexer.visible_positions(tok_pos, held)
-    scores = indexer.block_scores(torch.randn(3, groups, 8, device=device), torch.randn(96, 8, device=device), slots, seen, block)
+    scores = indexer.block_scores(
+        torch.randn(3, groups, 8, device=device), torch.randn(96, 8, device=device), slots, seen, block
+    )
     blocks = indexer.best_blocks(scores, tok_pos, block, 1, 3)
     assert (blocks == (tok_pos // block)[:, None, None]).any(-1).all()  # its own block is always chosen
     causal = mine & (pos <= tok_pos[:, None])
     mask = indexer.cells_of_blocks(blocks, pos, mine, causal, block, n_pos // block)
-    q, k, v = torch.randn(3, 8, d, device=device), torch.randn(96, 4, d, device=device), torch.randn(96, 4, d, device=device)
+    q, k, v = (
+        torch.randn(3, 8, d, device=device),
+        torch.randn(96, 4, d, device=device),
+        torch.randn(96, 4, d, device=device),
+    )
     per_head = mask.repeat_interleave(4, 1).transpose(0, 1)
     dense = attention.read_cells(*(x.transpose(0, 1)[None] for x in (q, k, v)), per_head[None], scale=0.25)
     gathered, counts = indexer.gathered_blocks(blocks, slots, seen, block)
