@@ -36,6 +36,7 @@ def difftest_command(
     weight: Annotated[
         list[str], typer.Option(metavar="OP=N", help="How often an operation is chosen; may be repeated.")
     ] = [],  # noqa: B006 - typer copies it
+    rows: Annotated[bool, typer.Option("--rows", help="Compare the engine's rows and masks too.")] = False,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do only part I of N.")] = "1/1",
     report: Annotated[
         Path | None, typer.Option(help="Where the report goes; a run goes on where its own report ends.")
@@ -55,7 +56,7 @@ def difftest_command(
             _print(merged(merge))
             return
         campaign = Campaign(
-            subject, tuple(shlex.split(command)), memory, config, seed, profile, _weights(weight)
+            subject, tuple(shlex.split(command)), memory, config, seed, profile, _weights(weight), rows
         )
         done = _resumed(campaign, report)
         with _progress(-(-ops // SESSION)) as bar:
@@ -105,7 +106,7 @@ def again(campaign: Campaign, failure: Failure) -> str:
     """The command that comes to the same failure: it is in the last of so many sessions."""
     tested = ["--exec", shlex.join(campaign.command)] if campaign.command else ["--subject", campaign.subject]
     narrowed = ["--config", campaign.config] if campaign.config else []
-    weights = [f"--weight={name}={n}" for name, n in campaign.weights]
+    weights = [f"--weight={name}={n}" for name, n in campaign.weights] + ["--rows"] * campaign.rows
     n_ops = (failure.session + 1) * SESSION
     return shlex.join(
         ["kvsim", "difftest", *tested, "--memory", campaign.memory, *narrowed, "--seed", str(campaign.seed),

@@ -11,8 +11,10 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from kvsim.caches.factory import LeafFactory
 from kvsim.context import BAD_BATCH
 from kvsim.errors import KvsimError
 from kvsim.ops import Op
@@ -23,8 +25,9 @@ from kvsim.testing.match import DifferenceError, Match
 from kvsim.testing.pipe import PipeSubject
 from kvsim.testing.profiles import PROFILES, Profile, operations
 from kvsim.testing.report import Report
+from kvsim.testing.rows import RowsSubject
 from kvsim.testing.shrink import shrink
-from kvsim.testing.subject import LedgerSubject, Observes, Subject, subject_named, supports
+from kvsim.testing.subject import LedgerSubject, Observes, Subject, engine_leaves, subject_named, supports
 
 SESSION = 400
 """Operations of a session."""
@@ -49,7 +52,7 @@ class Shard:
 class Campaign:
     """What is tested, and with what. ``subject``: ``reference`` (against the ledger alone), ``engine``,
     ``module:Class``; or ``command``: a program that speaks the protocol of docs/protocol.md. ``memory``: a
-    member of the family, or ``all``."""
+    member of the family, or ``all``. ``rows``: the engine's rows are compared with the reference's too."""
 
     subject: str = "reference"
     command: tuple[str, ...] = ()
@@ -58,10 +61,13 @@ class Campaign:
     seed: int = 1
     profile: str = "usual"
     weights: tuple[tuple[str, int], ...] = ()
+    rows: bool = False
 
     def __post_init__(self) -> None:
         if self.memory != "all" and self.memory not in CACHES:
             raise KvsimError(f"unknown memory {self.memory!r}: give all, or one of {', '.join(CACHES)}")
+        if self.rows and self.subject != "engine":
+            raise KvsimError("rows are compared of the engine only: give --subject engine")
         if self.profile not in PROFILES:
             raise KvsimError(f"unknown profile {self.profile!r}: give one of {', '.join(PROFILES)}")
 
@@ -71,6 +77,8 @@ class Campaign:
         named = {"command": list(self.command)} if self.command else {"subject": self.subject}
         weights = {"weights": dict(self.weights)} if self.weights else {}
         where = {"memory": self.memory, **({"config": self.config} if self.config else {})}
+        if self.rows:
+            where["rows"] = "compared"
         return {**named, **where, "seed": self.seed, "profile": self.profile, **weights, "session": SESSION}
 
     @property
@@ -83,6 +91,9 @@ class Campaign:
             return [LedgerSubject(), PipeSubject(self.command)]
         if self.subject == "reference":
             return [LedgerSubject()]
+        if self.rows:
+            ours = RowsSubject("reference with rows", lambda c: LeafFactory(data=True, sizes=c.sizes))
+            return [LedgerSubject(), ours, RowsSubject("engine", partial(engine_leaves, data=True))]
         return [LedgerSubject(), subject_named(self.subject)]
 
     def configs(self) -> list[tuple[CacheInfo, Config]]:

@@ -6,10 +6,13 @@ The first subject leads: it is what the others must agree with, and what generat
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
+
+import numpy as np
 
 from kvsim.context import BAD_BATCH
 from kvsim.errors import CacheUsageError, KvsimError
@@ -30,6 +33,9 @@ T = TypeVar("T")
 
 ENDS = "ends"
 """What an operation answers on which llama.cpp would end."""
+
+ROUNDING = 4e-3
+"""Rows are f16 numbers of at most 1; turning keys several times adds up to no more than this."""
 
 SHOWN = 6
 """How many differing fields a message lists."""
@@ -143,7 +149,18 @@ class Match:
             what = same(op, wanted, found, len(self.ops))
             if what:
                 raise DifferenceError(subject.name, "differs", what, self.ops, wanted, found)
+        for teller in (Subject.ubatches, Subject.read_rows):
+            self._compare_told(teller.__name__)
         return wanted.picture
+
+    def _compare_told(self, what: str) -> None:
+        """Compare what only some subjects tell with the first of those."""
+        told = [(each, self._guarded(each, getattr(each, what))) for each in self.subjects]
+        told = [(each, answer) for each, answer in told if answer is not None]
+        for subject, answer in told[1:]:
+            apart = "; ".join(islice(_apart(what, told[0][1], answer), SHOWN))
+            if apart:
+                raise DifferenceError(subject.name, "differs", apart, self.ops)
 
     def _outcome(self, subject: Subject, op: Op | None) -> Outcome:
         def run() -> Outcome:
@@ -187,6 +204,23 @@ class Match:
     def close(self) -> None:
         for subject in self.subjects:
             subject.close()
+
+
+def _apart(what: str, ours: Any, theirs: Any) -> Iterator[str]:
+    """Where two accounts differ: exactly, but rows by more than rounding."""
+    if what == "ubatches":
+        for i in range(max(len(ours), len(theirs))):
+            pair = [(each[i : i + 1] or [{}])[0] for each in (ours, theirs)]
+            for key in {**pair[0], **pair[1]}:
+                if pair[0].get(key) != pair[1].get(key):
+                    found, wanted = _short(pair[1].get(key)), _short(pair[0].get(key))
+                    yield f"ubatch {i}: {key} is {found}, expected {wanted}"
+        return
+    for where in {**ours, **theirs}:
+        if where not in ours or where not in theirs:
+            yield f"{where}: rows on one side only"
+        elif not np.allclose(ours[where], theirs[where], rtol=0, atol=ROUNDING, equal_nan=True):
+            yield f"{where}: rows differ by up to {np.abs(ours[where] - theirs[where]).max():.2g}"
 
 
 def hazardous(leader: Subject) -> bool:

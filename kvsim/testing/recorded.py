@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,10 @@ def write_failure(
     header = header_of(config.model, config.params, sizes=config.sizes, name=config.name, seed=seed)
     failure = {"subject": error.subject, "verdict": error.verdict, "what": error.what}
     header = replace(header, config={**header.config, "failure": failure})
-    steps = list(steps_of(config, ops or error.ops))
+    steps = []
+    with suppress(Exception):  # where the reference itself falls over, its trace ends; the header says why
+        for step in steps_of(config, ops or error.ops):
+            steps.append(step)
     last = _as_subject_has_it(steps[-1], error)
     write_steps(path, header, [*steps[:-1], last])
     try:

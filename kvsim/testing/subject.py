@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.caches.factory import LeafFactory
 from kvsim.context import Context
@@ -31,6 +34,8 @@ from kvsim.testing.cache_info import CACHES, CacheInfo, Config
 from kvsim.testing.checked import Checked
 
 Picture = dict[str, Any]
+Rows = Mapping[str, NDArray[np.float32]]
+"""What lies behind the cells, as numbers: where, and the values."""
 
 OPERATIONS = frozenset({"decode", "seq_rm", "seq_cp", "seq_keep", "seq_add", "seq_div", "clear"} | STATES)
 """What a campaign performs."""
@@ -87,6 +92,14 @@ class Subject(ABC):
     def snapshot(self) -> Picture:
         """What is held now: ``after`` of the trace format, or for BEHAVIOUR ``{"reads": {part: {sequence:
         [[position, token], ...]}}}`` (:mod:`kvsim.testing.behaviour`)."""
+
+    def ubatches(self) -> list[dict[str, Any]] | None:
+        """The ubatches of the last decode in the trace format, with slots and masks; None: not told."""
+        return None
+
+    def read_rows(self) -> Rows | None:
+        """The numbers behind the cells; None: there are none, or they are not told."""
+        return None
 
     def close(self) -> None:
         """Let go of what :meth:`create` took."""
@@ -153,13 +166,14 @@ class LedgerSubject(Subject):
         return failure.batch.rule if failure is not None and failure.batch is not None else None
 
 
-def engine_subject(device: str = "cpu") -> Subject:
-    """The torch engine's leaves in kvsim's composites. Raises KvsimError without torch."""
+def engine_leaves(config: Config, data: bool = False) -> LeafFactory:
+    """The torch engine's leaves. Raises KvsimError without torch."""
     try:
         from engine import EngineFactory  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError as error:
         raise KvsimError(f"the engine needs {error.name}: pip install 'kvsim[engine]'") from error
-    return ContextSubject("engine", lambda config: EngineFactory(sizes=config.sizes, device=device))
+    made: LeafFactory = EngineFactory(data=data, sizes=config.sizes)
+    return made
 
 
 def subject_named(name: str) -> Subject:
@@ -168,7 +182,7 @@ def subject_named(name: str) -> Subject:
     if name == "reference":
         return LedgerSubject()
     if name == "engine":
-        return engine_subject()
+        return ContextSubject("engine", engine_leaves)
     module, _, attribute = name.partition(":")
     if not attribute:
         raise KvsimError(f"unknown subject {name!r}: give reference, engine, or module:Class")
