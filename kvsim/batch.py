@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -125,6 +126,19 @@ class Batch:
                     f"a batch of {self.n_tokens} entries has {len(part)} {name}; llama.cpp reads past the "
                     "end: give one per entry, or None"
                 )
+        for name in ("tokens", "pos"):
+            part = getattr(self, name)
+            if part is not None and not _holds_integers(part):
+                raise CacheUsageError(
+                    f"{name} of a batch must be a flat list of integers, not {reprlib.repr(part)}"
+                )
+        lists = () if self.seq_ids is None else self.seq_ids
+        for ids in {id(ids): ids for ids in lists}.values():  # many entries share one list
+            if not isinstance(ids, Sequence | np.ndarray) or not _holds_integers(ids):
+                raise CacheUsageError(
+                    f"seq_ids of a batch has a list of sequence ids for every entry, such as [[0], [0, 1]]; "
+                    f"found {reprlib.repr(ids)}"
+                )
 
     @classmethod
     def tokens_of(cls, seq: int | Sequence[int], tokens: Sequence[int], start: int | None = None) -> Batch:
@@ -241,8 +255,7 @@ class BatchAllocator:
                 f"({sections} per entry); llama.cpp reads past the end"
             )
         pos0: list[int] = _plain(batch.pos)
-        if min(pos0) < -(2**31) or max(pos0) >= 2**31:
-            raise CacheUsageError("a position does not fit into 32 bits, which is what llama.cpp holds it in")
+        _check_32_bits(pos0)
         return pos0[:n]
 
     def _counted(self, submitted: Sequence[Sequence[int]], memory: Positions | None) -> list[int]:
@@ -256,6 +269,7 @@ class BatchAllocator:
                 following[seq] = memory.seq_pos_max(seq) + 1 if known and memory is not None else 0
             pos0.append(following[seq])
             following[seq] += 1
+        _check_32_bits(pos0)
         return pos0
 
     def _set_sequences(self, submitted: Sequence[Sequence[int]]) -> list[int]:
@@ -424,6 +438,18 @@ class BatchAllocator:
         if is_embd.all():
             return None, True, None
         return tokens, bool(is_embd.any()), is_embd if is_embd.any() else None
+
+
+def _holds_integers(values: Sequence[Any] | NDArray[Any]) -> bool:
+    """Whether a sequence is flat and each entry an integer (Python's, numpy's, ...)."""
+    if isinstance(values, np.ndarray):
+        return values.ndim == 1 and values.dtype.kind in "iub"
+    return all(hasattr(kind, "__index__") for kind in set(map(type, values)))
+
+
+def _check_32_bits(pos: list[int]) -> None:
+    if min(pos) < -(2**31) or max(pos) >= 2**31:
+        raise CacheUsageError("a position does not fit into 32 bits, which is what llama.cpp holds it in")
 
 
 def _plain(values: Sequence[Any] | NDArray[Any]) -> list[Any]:

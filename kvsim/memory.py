@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.errors import CacheUsageError
+
 if TYPE_CHECKING:
     from kvsim.batch import BatchAllocator, Ubatch
     from kvsim.events import Observer
@@ -35,6 +37,19 @@ POS_INF = 2**31 - 1
 def position_range(p0: int, p1: int) -> tuple[int, int]:
     """Clamp a half-open range the way every sequence operation does: p0 < 0 is 0, p1 < 0 infinity."""
     return max(p0, 0), POS_INF if p1 < 0 else p1
+
+
+def moved_position(pos: int, delta: int) -> int:
+    """``pos + delta`` in the 32 bits that llama.cpp holds positions in: past the end it goes on below 0."""
+    return (pos + delta + 2**31) % 2**32 - 2**31
+
+
+def check_delta(delta: int) -> None:
+    """Refuse a distance that llama.cpp's ``llama_pos`` cannot hold."""
+    if not -(2**31) <= delta < 2**31:
+        raise CacheUsageError(
+            f"seq_add: positions cannot move by {delta}, it does not fit into 32 bits: use a smaller distance"
+        )
 
 
 class MemoryStatus(Enum):

@@ -32,6 +32,7 @@ from kvsim.events import Event
 from kvsim.memory import (
     IntArray,
     SlotInfo,
+    check_delta,
     position_range,
 )
 from kvsim.models.cache_spec import CacheSpec
@@ -349,6 +350,7 @@ class KVCache(AttentionLeaf):
         """Move positions; the keys turn at the next update. A shared cell moves for every owner, and below
         position 0 it is freed for all of them. The head goes to the first freed cell, else to 0."""
         self.check_editable("seq_add", seq)
+        check_delta(delta)
         p0, p1 = position_range(p0, p1)
         if delta == 0 or p0 == p1:
             return

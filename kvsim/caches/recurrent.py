@@ -29,6 +29,8 @@ from kvsim.memory import (
     PrepareFailure,
     UpdateContext,
     View,
+    check_delta,
+    moved_position,
     position_range,
 )
 from kvsim.state import StateReader, StateWriter
@@ -262,13 +264,14 @@ class RecurrentMemory(Leaf):
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Move the position of a state that stands in the range, for all its owners, even below 0 (R8)."""
+        check_delta(delta)
         cell = self._standing_in(seq, p0, p1)
         self.reach.move(self, seq, p0, p1)
         if self.observer is not None:
             recurrent_hazards.before_move(self, seq, cell, p0, p1, delta)
         if cell < 0 or delta == 0:
             return
-        self.cells.pos[cell] += delta
+        self.cells.pos[cell] = moved_position(self.cells.pos[cell], delta)
         self._emit("shift", [cell], seq=seq, delta=delta)
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:

@@ -128,8 +128,8 @@ class Fit:
 def fit_context(model: ModelParams, params: ContextParams, budget: int) -> Fit | None:
     """The longest context that takes at most ``budget`` bytes, all else as in ``params``.
 
-    None if not even 256 cells per stream fit. Without a cache that grows with the context (a
-    recurrent model) the answer is the model's training context.
+    None if not even 256 cells per stream fit. A memory that no longer grows at the model's training
+    context (recurrent states, windows) answers with that context, as any would fit.
     """
     streams = 1 if params.kv_unified else max(1, params.n_seq_max)
     step = CONTEXT_PAD * streams
@@ -137,9 +137,9 @@ def fit_context(model: ModelParams, params: ContextParams, budget: int) -> Fit |
     def with_steps(n: int) -> ContextParams:
         return replace(params, n_ctx=n * step)
 
-    most = MAX_CTX // step
-    if memory_bytes(model, with_steps(most)).total <= budget:
-        most = max(1, model.n_ctx_train // step)
+    most, trained = MAX_CTX // step, max(1, model.n_ctx_train // step)
+    if memory_bytes(model, with_steps(most)).total == memory_bytes(model, with_steps(trained)).total:
+        most = trained
     return _largest(model, with_steps, most, budget)
 
 

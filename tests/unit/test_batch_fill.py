@@ -171,3 +171,28 @@ def test_a_restored_ubatch_carries_token_0_and_no_output() -> None:
         [False] * 2,
         [4, 5],
     )
+
+
+def test_filled_in_positions_end_where_32_bits_end() -> None:
+    assert whole(Batch(tokens=[5]), Ends({0: 2**31 - 2})).pos.tolist() == [[2**31 - 1]]
+    with pytest.raises(CacheUsageError, match="does not fit into 32 bits"):
+        whole(Batch(tokens=[5]), Ends({0: 2**31 - 1}))
+
+
+@pytest.mark.parametrize("wrong", [["5"], [1.5], "5", [[5]], np.array([[5]]), np.array([1.0])])
+def test_tokens_and_positions_that_are_no_integers_are_refused(wrong: object) -> None:
+    with pytest.raises(CacheUsageError, match="tokens of a batch must be a flat list of integers, not "):
+        Batch(tokens=wrong)  # type: ignore[arg-type]
+    with pytest.raises(CacheUsageError, match="pos of a batch must be a flat list of integers, not "):
+        Batch(tokens=[5], pos=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [0, "0", (0.0,), ["0"], None])
+def test_sequence_ids_that_are_not_lists_of_integers_are_refused(wrong: object) -> None:
+    with pytest.raises(CacheUsageError, match=r"a list of sequence ids for every entry, such as \[\[0\]"):
+        Batch(tokens=[5], seq_ids=[wrong])  # type: ignore[list-item]
+
+
+def test_integers_of_numpy_are_taken() -> None:
+    batch = Batch(tokens=[np.int64(5), 6], pos=np.arange(2), seq_ids=np.array([[1], [1]]))  # type: ignore[arg-type]
+    assert whole(batch).seq_ids == ((1,), (1,))

@@ -120,6 +120,14 @@ def test_seq_add_moves_and_sends_the_head_to_0() -> None:
     assert cache.heads == [0]
 
 
+def test_seq_add_frees_what_passes_the_end_of_32_bits() -> None:
+    cache = full()
+    cache.seq_add(0, -1, -1, 2**31 - 2)
+    assert (cache.seq_pos_min(0), cache.seq_pos_max(0)) == (2**31 - 2, 2**31 - 1)
+    with pytest.raises(CacheUsageError, match="2147483648, it does not fit into 32 bits"):
+        cache.seq_add(0, -1, -1, 2**31)
+
+
 def test_o2_seq_add_of_nothing_leaves_the_head() -> None:
     cache = full()
     cache.seq_add(0, -1, -1, 0)

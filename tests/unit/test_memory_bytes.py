@@ -152,6 +152,14 @@ def test_recurrent_model_fits_its_training_context() -> None:
     assert fit.params.n_ctx == 1048576
 
 
+@pytest.mark.parametrize("name", ["llama3-8b", "gemma3-4b"])
+def test_a_budget_without_bounds_is_not_held_to_the_training_context(name: str) -> None:
+    """The longest context llama.cpp can be asked for, 2**31 - 257 rounded down to a multiple of 256."""
+    fit = fit_context(known_model(name), ContextParams(swa_full=False), 2**63)
+    assert fit is not None
+    assert fit.params.n_ctx == 2**31 - 512
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(KNOWN)),

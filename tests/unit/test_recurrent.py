@@ -210,6 +210,15 @@ def test_r8_shifts_move_the_position_if_it_is_in_range_for_every_owner() -> None
     assert positions(memory)[:2] == [3, 3]
 
 
+def test_r8_positions_wrap_where_32_bits_end() -> None:
+    memory = memory_of(4)
+    decode(memory, 0, n=6)
+    memory.seq_add(0, -1, -1, 2**31 - 1)  # 5 + 2**31 - 1 = 2**31 + 4
+    assert (memory.seq_pos_min(0), memory.seq_pos_max(0)) == (-(2**31) + 4, -1)
+    with pytest.raises(CacheUsageError, match="2147483648, it does not fit into 32 bits"):
+        memory.seq_add(0, -1, -1, 2**31)
+
+
 def test_r8_division_truncates_towards_zero() -> None:
     memory = memory_of(1)
     decode(memory, 0, n=8)
