@@ -12,7 +12,7 @@ if str(ROOT) not in sys.path:  # run from a checkout that is not installed
     sys.path.insert(0, str(ROOT))
 
 from app import style  # noqa: E402
-from app.views import attention, lessons, memory, playground, replay  # noqa: E402
+from app.views import attention, compare, lessons, memory, playground, replay  # noqa: E402
 
 st.set_page_config(page_title="kvsim", page_icon=style.ICON, layout="wide")
 st.html(style.CSS)
@@ -22,6 +22,7 @@ PAGES = {
     "replay": st.Page(replay.show, title="Replay", url_path="replay", default=True),
     "playground": st.Page(playground.show, title="Playground", url_path="playground"),
     "lessons": st.Page(lessons.show, title="Lessons", url_path="lessons"),
+    "compare": st.Page(compare.show, title="Compare", url_path="compare"),
     "attention": st.Page(attention.show, title="Attention", url_path="attention"),
     "memory": st.Page(memory.show, title="Memory", url_path="memory"),
 }

@@ -122,7 +122,7 @@ def _failure(i: int, past: History, scenario: str, first: bool) -> str:
     text = what if first and i == min(k for k, v in past.failed.items() if v == ret) else ""
     said = f"<span>{text}</span>" if text else ""
     left = f"left:{100 * (i + 0.5) / past.n_steps:.3f}%"
-    link = f"?page=replay&amp;scenario={escape(scenario)}&amp;at={i}"
+    link = f"./?page=replay&amp;scenario={escape(scenario)}&amp;at={i}"
     return f'<a class="kvm-fail" style="{left}" href="{link}" title="operation {i}: {what}">{said}</a>'
 
 

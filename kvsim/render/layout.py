@@ -48,7 +48,7 @@ def place(
         while cols * 2 * pitch <= width and cols * 2 <= max(sizes):
             cols *= 2
         rows = [_rows(n, used, cols) for n, used in zip(sizes, reached, strict=True)]
-        wide = cols == max(sizes) or cols * pitch >= MOST * width
+        wide = cols * 2 > max(sizes) or cols * pitch >= MOST * width
         if wide and sum(rows) * pitch + heads <= height:
             return _stack([(cols, r, pitch, cols * pitch, r * pitch) for r in rows], top)
     return _stack(_dense(sizes, width, height - heads), top)

@@ -7,7 +7,7 @@ without. What is counted are operations until the first difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,14 @@ def contestants(mutant: Mutant) -> list[Subject]:
     return [ContextSubject() if mutant.exact else LedgerSubject(), MutatedSubject(mutant)]
 
 
-def hunt(mutant: Mutant, seed: int = 1, limit: int = LIMIT) -> Find | None:
+def hunt(
+    mutant: Mutant,
+    seed: int = 1,
+    limit: int = LIMIT,
+    progress: Callable[[int, str], object] = lambda n_ops, where: None,
+) -> Find | None:
     """Play sessions on every configuration of its memories in turn until the mutant differs; None if it has
-    not within ``limit`` operations."""
+    not within ``limit`` operations. ``progress`` is told the operations done and the last configuration."""
     profile = PROFILES["usual"]
     configs = [(CACHES[kind], config) for kind in mutant.memories for config in CACHES[kind].configs]
     n_ops = k = 0
@@ -90,6 +95,7 @@ def hunt(mutant: Mutant, seed: int = 1, limit: int = LIMIT) -> Find | None:
             return Find(mutant, info, config, n_ops + len(error.ops), error)
         n_ops += len(match.ops)
         k += 1
+        progress(n_ops, f"{info.kind}/{config.name}")
     return None
 
 

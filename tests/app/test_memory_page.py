@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from player_browser import app, browser, new_page
 from streamlit.testing.v1 import AppTest
 
 from app import recordings
@@ -157,7 +158,7 @@ def test_occupancy_counts_cells_and_pieces() -> None:
 
 def test_the_page_leads_to_the_failure() -> None:
     at = start(trace=GEMMA)
-    assert f"?page=replay&amp;scenario={GEMMA}&amp;at=30" in shown(at)
+    assert f"./?page=replay&amp;scenario={GEMMA}&amp;at=30" in shown(at)
     assert "no slot" in shown(at)
 
 
@@ -180,3 +181,24 @@ def test_sizes_have_three_digits(n: int, words: str) -> None:
 def test_layers_in_words() -> None:
     assert summary(model_of("jamba-v0.1")) == "4 layers of attention, 28 layers with a recurrent state"
     assert summary(model_of("llama3-8b")) == "32 layers of attention"
+
+
+@pytest.mark.browser
+def test_a_configuration_is_chosen_and_its_link_restored(tmp_path) -> None:
+    write_tiny("gemma3", tmp_path / "my.gguf")
+    errors: list[str] = []
+    with app() as url, browser() as opened:
+        page = new_page(opened, errors)
+        page.goto(f"{url}/?page=memory&model=gemma3-12b&n_seq_max=4")
+        page.locator(".kvm-total b", has_text="3.41 GiB").wait_for()
+        page.get_by_role("radio", name="swa_full").click()
+        page.locator(".kvm-total b", has_text="12.0 GiB").wait_for()
+        page.wait_for_function("new URL(location.href).searchParams.get('swa_full') === '1'")
+        page.reload()
+        page.locator(".kvm-total b", has_text="12.0 GiB").wait_for()
+        page.get_by_text("Read a GGUF header").click()
+        page.locator("input[type=file]").set_input_files(tmp_path / "my.gguf")
+        page.get_by_text("my.gguf: gemma3, 2 layers").wait_for()
+        page.locator(".kvm-fail").first.click()
+        page.locator(".kv-sentence.kv-failed").wait_for()
+    assert errors == []

@@ -23,13 +23,13 @@ export function fit(lanes, width, height, dpr = 1) {
   return dense(lanes, width, height, dpr);
 }
 
-// A plan for a given pitch, whatever its height; null if not even 16 columns fit.
+// A plan for a given pitch, whatever its height; null if not even 16 columns fit, of a lane that has them.
 export function withPitch(lanes, pitch, width, dpr = 1) {
   const exact = Math.max(1, Math.round(pitch * dpr)) / dpr;
   const largest = Math.max(...lanes.map((lane) => lane.size));
   let cols = 1;
   while (cols * 2 * exact <= width && cols * 2 <= largest) cols *= 2;
-  if (cols < Math.min(16, largest)) return null;
+  if (cols < 16 && cols * 2 <= largest) return null;
   const rows = lanes.map((lane) => shownRows(lane, cols, exact));
   const height = rows.reduce((sum, r) => sum + r.shown * exact + (r.folded ? FOLD + 4 : 0), 0);
   return { cols, pw: exact, ph: exact, rows, height, image: false };

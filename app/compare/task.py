@@ -1,0 +1,98 @@
+"""A job of the worker, as the page sees it: what it has told so far, and a way to end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+AT_ONCE = 2
+"""Jobs that run at a time, of all sessions together; more wait for their turn."""
+
+LONGEST = 180.0
+"""Seconds after which a job is ended."""
+
+_turns = threading.BoundedSemaphore(AT_ONCE)
+
+
+class Task:
+    """Starts a job in a process of its own. ``told`` grows while it runs; ``state`` is ``waiting``,
+    ``running``, ``done``, ``cancelled`` or ``failed`` (then ``error`` says why)."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.told: list[dict[str, Any]] = []
+        self.state = "waiting"
+        self.error = ""
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        return self.state not in ("waiting", "running")
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """What was told of one kind, in order."""
+        return [message for message in list(self.told) if message["kind"] == kind]
+
+    def cancel(self) -> None:
+        """End it; what it has told stays."""
+        self._end("cancelled")
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is over, at most so long."""
+        self._thread.join(seconds)
+
+    def _end(self, state: str) -> None:
+        with self._lock:
+            if not self.over:
+                self.state = state
+            if self._process is not None and self._process.poll() is None:
+                self._process.kill()
+
+    def _run(self) -> None:
+        with _turns:
+            with self._lock:
+                if self.over:
+                    return
+                self.state = "running"
+                self._process = _start()
+            limit = threading.Timer(LONGEST, self._end, ["failed"])
+            limit.start()
+            try:
+                self._listen(self._process)
+            finally:
+                limit.cancel()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it may be ended at once
+            pipe.write(json.dumps(self.job) + "\n")
+        for line in process.stdout:
+            message = json.loads(line)
+            if message["kind"] == "error":
+                self.error = message["text"]
+            self.told.append(message)
+        status = process.wait()
+        with self._lock:
+            if not self.over:
+                self.state = "failed" if status or self.error else "done"
+        if self.state == "failed" and not self.error:
+            self.error = f"it took longer than {LONGEST:.0f} s" if status < 0 else f"it ended with {status}"
+
+
+def _start() -> subprocess.Popen[str]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "app.compare.worker"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, cwd=ROOT)

@@ -1,0 +1,322 @@
+"""Compare: where do they part, and why?
+
+The recording, the reference, the ledger and, where torch is installed, the engine perform one trace beside a
+reference with a planted fault. A campaign finds such a fault by itself and shrinks the way to it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from app import component, recordings, style
+from app.compare import result
+from app.compare.task import Task
+from kvsim.testing.mutants import MUTANTS
+from kvsim.trace import read_trace
+
+FILE = Path(__file__).parents[1] / "compare" / "page.css"
+FIRST = "kv/llama-uni-c256-u16-s4-f16-03"
+FIRST_SUBJECT = "contiguous-slots"
+ABOUT = "Random operations on a reference with a planted fault, until it parts."
+KEPT = 8  # comparisons that a session keeps
+EVERY = 0.4  # seconds between two looks at what a job has told
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trace and a subject. ``shrunk``: the trace is a campaign's."""
+
+    name: str
+    data: bytes
+    subject: str
+    shrunk: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.subject} {hashlib.sha256(self.data).hexdigest()[:16]}"
+
+
+@st.cache_resource
+def _component() -> Any:
+    return component.element("kvsim_compare", "compare", "compare.css")
+
+
+def show() -> None:
+    """The page."""
+    st.html(style.sheet(FILE))
+    bar = st.container(key="source", horizontal=True, vertical_alignment="center")
+    with st.container(key="compare-page"):
+        left, right = st.columns(2)
+        with right:
+            _campaign()
+        with bar:
+            case = _case()
+            component.link()
+        with left:
+            _comparison(case)
+
+
+# -- what is compared --------------------------------------------------------------------------
+
+
+def _case() -> Case:
+    state = st.session_state
+    if "compare-shrunk" in state:
+        shrunk: Case = state["compare-shrunk"]
+        st.html(f'<div class="kvs-tags"><span>{html.escape(shrunk.name)}</span></div>')
+        st.button("Back to the recordings", key="compare-back", on_click=_back)
+        return shrunk
+    names = recordings.bundled()
+    asked = st.query_params.get("scenario")
+    first = asked if asked in names else FIRST
+    name = st.selectbox(
+        "Recording",
+        names,
+        names.index(first),
+        key="compare-scenario",
+        width=300,
+        label_visibility="collapsed",
+        on_change=_forget_step,
+    )
+    data = recordings.path_of(name).read_bytes()
+    subjects = _subjects(read_trace(data, name=name).header.memory)
+    if state.get("compare-subject") not in subjects:
+        state.pop("compare-subject", None)
+    asked = st.query_params.get("subject")
+    first = asked if asked in subjects else FIRST_SUBJECT if FIRST_SUBJECT in subjects else subjects[0]
+    subject = st.selectbox(
+        "Subject",
+        subjects,
+        subjects.index(first),
+        key="compare-subject",
+        width=260,
+        format_func=_title,
+        label_visibility="collapsed",
+        on_change=_forget_step,
+    )
+    st.html('<div class="kvs-tags"></div>')
+    _remember(scenario=name, subject=subject)
+    return Case(name, data, subject)
+
+
+def _subjects(memory: str) -> list[str]:
+    """The engine, and the faults that this member of the family can have."""
+    return [*(m.id for m in MUTANTS.values() if memory in m.memories), "engine"]
+
+
+def _title(subject: str) -> str:
+    return "engine (torch)" if subject == "engine" else f"fault: {subject.replace('-', ' ')}"
+
+
+def _forget_step() -> None:
+    st.query_params.pop("at", None)
+
+
+def _back() -> None:
+    st.session_state.pop("compare-shrunk", None)
+    for name in ("at", "shrunk"):
+        st.query_params.pop(name, None)
+
+
+def _remember(**values: Any) -> None:
+    for name, value in {"page": "compare", **values}.items():
+        if st.query_params.get(name) != str(value):
+            st.query_params[name] = str(value)
+
+
+# -- the comparison ----------------------------------------------------------------------------
+
+
+def _comparison(case: Case) -> None:
+    tasks: dict[str, Task] = st.session_state.setdefault("compare-tasks", {})
+    if case.key not in tasks:
+        for key in list(tasks)[: max(0, len(tasks) - KEPT + 1)]:
+            tasks.pop(key).cancel()
+        tasks[case.key] = Task(_job(case))
+    task = tasks[case.key]
+    if not task.over:
+        for key, other in tasks.items():
+            if key != case.key:
+                other.cancel()
+        _waiting(task)
+    elif task.state == "done":
+        _shown(case, task)
+    else:
+        with st.container(key="card"):
+            st.subheader(
+                "Cancelled" if task.state == "cancelled" else "This cannot be compared", anchor=False
+            )
+            st.text(task.error or "The comparison was ended before it was through.")
+            st.button("Compare again", type="primary", on_click=tasks.pop, args=(case.key, None))
+
+
+def _job(case: Case) -> dict[str, Any]:
+    trace = base64.b64encode(case.data).decode()
+    return {"job": "compare", "trace": trace, "name": case.name, "subject": case.subject}
+
+
+@st.fragment(run_every=EVERY)
+def _waiting(task: Task) -> None:
+    """How far it is, and a way to end it."""
+    if task.over:
+        st.rerun()
+    begun = task.of_kind("begin")
+    with st.container(key="card"):
+        st.subheader("Comparing", anchor=False)
+        if begun:
+            total = begun[0]["operations"] * begun[0]["lanes"]
+            done = len(task.of_kind("mark"))
+            told = f"{done:,} of {total:,} operations of {begun[0]['lanes']} lanes"
+            st.progress(min(1.0, done / total), told)
+        else:
+            st.progress(0.0, "waiting for a free place" if task.state == "waiting" else "starting")
+        st.button("Cancel", key="compare-cancel", on_click=task.cancel)
+
+
+def _shown(case: Case, task: Task) -> None:
+    source = "llama.cpp" if not case.shrunk else "kvsim"
+    name = "engine" if case.subject == "engine" else case.subject
+    at = st.query_params.get("at", "")
+    _component()(
+        data={
+            "key": case.key,
+            "comparison": result.comparison(task, name, source),
+            "at": int(at) if at.isascii() and at.isdigit() else None,
+        },
+        key="compare",
+        height="content",
+    )
+
+
+# -- the campaign ------------------------------------------------------------------------------
+
+
+def _campaign() -> None:
+    state = st.session_state
+    st.html('<div class="kvc-side">Campaign</div>')
+    st.html(
+        '<div class="kvc-told">Random operations on a reference with a planted fault, until it parts.</div>'
+    )
+    names = list(MUTANTS)
+    asked = st.query_params.get("mutant")
+    first = asked if asked in names else FIRST_SUBJECT
+    mutant = st.selectbox(
+        "Fault",
+        names,
+        names.index(first),
+        key="compare-mutant",
+        format_func=lambda name: name.replace("-", " "),
+    )
+    seed_asked = st.query_params.get("seed", "")
+    seed = st.number_input(
+        "Seed",
+        0,
+        2**31 - 1,
+        min(int(seed_asked), 2**31 - 1) if seed_asked.isascii() and seed_asked.isdigit() else 1,
+        key="compare-seed",
+    )
+    st.html(f'<div class="kvc-told">{html.escape(MUTANTS[mutant].what)}</div>')
+    _remember(mutant=mutant, seed=seed)
+    job = {"job": "campaign", "mutant": mutant, "seed": seed}
+    task: Task | None = state.get("compare-campaign")
+    if task is None and st.query_params.get("shrunk") == "1":
+        task = state["compare-campaign"] = Task(job)
+    if task is not None and not task.over:
+        _hunting(task)
+        return
+    st.button("Run", key="compare-run", type="primary", on_click=_run, args=(job,))
+    if task is not None:
+        _hunted(task)
+
+
+def _run(job: dict[str, Any]) -> None:
+    st.session_state["compare-campaign"] = Task(job)
+
+
+@st.fragment(run_every=EVERY)
+def _hunting(task: Task) -> None:
+    if task.over:
+        st.rerun()
+    st.html(_rounds(task))
+    st.html(_facts(task))
+    st.button("Cancel", key="compare-stop", on_click=task.cancel)
+
+
+def _hunted(task: Task) -> None:
+    """What the campaign came to."""
+    st.html(_rounds(task))
+    st.html(_facts(task))
+    shortest = task.of_kind("shortest")
+    if task.state == "failed":
+        st.error(task.error)
+    if not shortest:
+        return
+    listed = "".join(f"<li>{html.escape(op)}</li>" for op in shortest[0]["ops"])
+    st.html(f'<ol class="kvc-ops">{listed}</ol>')
+    case = _shrunk_case(task)
+    if st.query_params.get("shrunk") == "1" and "compare-shrunk" not in st.session_state:
+        _look(case)
+    st.button("Look at it here", key="compare-look", on_click=_look, args=(case,))
+    st.download_button(
+        "Save the trace", case.data, f"{task.job['mutant']}.jsonl.gz", "application/gzip", on_click="ignore"
+    )
+
+
+def _shrunk_case(task: Task) -> Case:
+    mutant, seed = task.job["mutant"], task.job["seed"]
+    data = base64.b64decode(task.of_kind("shortest")[0]["trace"])
+    return Case(f"shortest way to {mutant}, seed {seed}", data, mutant, shrunk=True)
+
+
+def _look(case: Case) -> None:
+    st.session_state["compare-shrunk"] = case
+    st.query_params["shrunk"] = "1"
+    st.query_params.pop("at", None)
+
+
+def _rounds(task: Task) -> str:
+    """A bar for each round of operations; the last one is red if it found the fault."""
+    done = [0, *(m["ops"] for m in task.of_kind("round"))]
+    sizes = [b - a for a, b in pairwise(done)][-48:]
+    found = task.of_kind("found")
+    bars = [f'<i style="height:{min(100, max(6, size))}%"></i>' for size in sizes]
+    if found:
+        last = found[0]["ops"] - done[-1]
+        bars.append(f'<i class="kvc-hit" style="height:{min(100, max(10, last))}%"></i>')
+    return f'<div class="kvc-rounds" role="img" aria-label="rounds of operations">{"".join(bars)}</div>'
+
+
+def _facts(task: Task) -> str:
+    """Found, where, shrunk, and how to repeat it."""
+    facts = []
+    found, rounds = task.of_kind("found"), task.of_kind("round")
+    if found:
+        one = found[0]
+        facts.append(("found", f"after {one['ops']:,} operations, on {one['where']}"))
+        facts.append(
+            (
+                "by",
+                "what each sequence should hold"
+                if one["verdict"] == "ledger"
+                else "comparing with the reference",
+            )
+        )
+        lengths = [one["length"], *(m["length"] for m in task.of_kind("shrunk"))]
+        facts.append(("shrunk", " → ".join(map(str, lengths[:1] + lengths[1:][-5:]))))
+        facts.append(("repeat", f"<code>kvsim museum {task.job['mutant']} --seed {task.job['seed']}</code>"))
+    elif task.of_kind("missed"):
+        facts.append(("found", "not within the limit of operations"))
+    elif rounds:
+        facts.append(("so far", f"{rounds[-1]['ops']:,} operations, now on {rounds[-1]['where']}"))
+    if task.state == "cancelled":
+        facts.append(("", "cancelled; what was found stays"))
+    rows = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in facts)
+    return f'<dl class="kvc-facts">{rows}</dl>'
