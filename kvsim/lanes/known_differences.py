@@ -7,54 +7,70 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
+
+
+class Parting(Enum):
+    """How the two part."""
+
+    IT_ENDS = "llama.cpp ends, kvsim answers"
+    IT_REFUSES = "llama.cpp refuses, kvsim does it"
+    WE_REFUSE = "llama.cpp answers, kvsim refuses because it might end"
 
 
 @dataclass(frozen=True)
 class Known:
-    """A call that one side answers and that ends the other. ``ends``: whether it ends llama.cpp, and kvsim
-    answers it; else kvsim refuses it. ``versions``: of llama.cpp."""
+    """A call at which ``versions`` of llama.cpp and kvsim part, with ``memories`` of these kinds."""
 
     versions: frozenset[str]
-    memory: str
+    memories: frozenset[str]
     op: str
+    parting: Parting
     applies: Callable[[Mapping[str, Any]], bool]
-    ends: bool
     what: str
 
 
 KNOWN = (
     Known(
         frozenset({"b11549"}),
-        "hybrid_idx",
+        frozenset({"hybrid_idx"}),
         "seq_cp",
+        Parting.IT_ENDS,
         lambda args: args["p0"] > 0 or args["p1"] >= 0,
-        True,
         "since b11434: a copy must be of the whole sequence (partial seq_cp is not supported)",
     ),
     Known(
-        frozenset({"b11549", "b11434"}),
-        "dsv4",
+        frozenset({"b11549"}),
+        frozenset({"recurrent", "hybrid", "hybrid_iswa", "hybrid_idx"}),
+        "seq_rm",
+        Parting.IT_REFUSES,
+        lambda args: args["p0"] > 0,
+        "since b11434: a recurrent state that several sequences share is not rolled back for one of them",
+    ),
+    Known(
+        frozenset({"b11549", "b11434", "b11063"}),
+        frozenset({"dsv4"}),
         "decode",
+        Parting.WE_REFUSE,
         lambda args: -1 in args["pos"],
-        False,
         "a batch that begins at position -1 ends llama.cpp from three tokens on; kvsim refuses it always",
     ),
     Known(
-        frozenset({"b11549", "b11434"}),
-        "dsv4",
+        frozenset({"b11549", "b11434", "b11063"}),
+        frozenset({"dsv4"}),
         "state_seq_get",
+        Parting.WE_REFUSE,
         lambda args: args["seq"] > 0,
-        False,
         "a context of one sequence saves nothing of a sequence it does not know; kvsim refuses always",
     ),
 )
 
 
-def explained(version: str, memory: str, op: str, args: Mapping[str, Any], ends: bool) -> str:
-    """Why a call may end one side only (llama.cpp if ``ends``); empty if nothing is known."""
+def explained(version: str, memory: str, op: str, args: Mapping[str, Any], parting: Parting) -> str:
+    """Why the two may part so at this call; empty if nothing is known."""
     for known in KNOWN:
-        same = version in known.versions and (known.memory, known.op, known.ends) == (memory, op, ends)
-        if same and known.applies(args):
+        same = (known.op, known.parting) == (op, parting)
+        if same and version in known.versions and memory in known.memories and known.applies(args):
             return known.what
     return ""

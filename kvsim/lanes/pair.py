@@ -14,7 +14,7 @@ from kvsim.caches.factory import LeafFactory
 from kvsim.context import Context
 from kvsim.errors import CacheUsageError
 from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
-from kvsim.lanes.known_differences import explained
+from kvsim.lanes.known_differences import Parting, explained
 from kvsim.lanes.llamacpp import EndedError, LlamaCpp, searching_caches
 from kvsim.lanes.session import Answer
 from kvsim.memory import Snapshot
@@ -124,11 +124,13 @@ class Pair:
         try:
             answer = self.live.apply(op, logits=self.ours.network is not None)
         except EndedError as error:
-            if not self._explained(op, ends=True):
+            if not self._explained(op, Parting.IT_ENDS):
                 raise self.difference(f"{error}; kvsim answered {ret!r}") from error
             return ret
         if op.op == "decode":
             self.report.codes[str(answer.ret)] += 1
+        if (answer.ret, ret) == (0, 1) and self._explained(op, Parting.IT_REFUSES):
+            return ret
         if not self._same_answer(op, answer.ret, ret):
             why = f" ({self.ours.last_failure})" if self.ours.last_failure else ""
             raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim {ret!r}{why}")
@@ -168,14 +170,14 @@ class Pair:
         except EndedError as ended:
             self._restart(ended.how)
         else:
-            if self._explained(op, ends=False):
+            if self._explained(op, Parting.WE_REFUSE):
                 return
             self.ops.append(op)
             raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim refuses: {error}")
 
-    def _explained(self, op: Op, ends: bool) -> bool:
-        """Whether it is known that this ends one side only; both begin anew then."""
-        why = explained(self.live.version, self.info.kind, op.op, op.args, ends)
+    def _explained(self, op: Op, parting: Parting) -> bool:
+        """Whether it is known that the two part here; both begin anew then."""
+        why = explained(self.live.version, self.info.kind, op.op, op.args, parting)
         if why:
             self._restart(f"known: {why}")
         return bool(why)

@@ -10,7 +10,7 @@ from live_lane import model_file, needs_library
 from kvsim.caches.kv import KVCache
 from kvsim.lanes import campaign
 from kvsim.lanes.campaign import CONFIGURATIONS
-from kvsim.lanes.known_differences import explained
+from kvsim.lanes.known_differences import Parting, explained
 from kvsim.lanes.pair import Pair, Report
 from kvsim.models.network import MODELS
 from kvsim.models.tiny import TINY
@@ -95,10 +95,14 @@ def test_a_token_that_sees_nothing_ends_the_comparison_of_logits_until_a_clear()
 
 def test_a_change_since_b11434_is_explained() -> None:
     partial, whole = Op.seq_cp(0, 1, 2, -1), Op.seq_cp(0, 1)
-    assert explained("b11549", "hybrid_idx", partial.op, partial.args, ends=True)
-    assert not explained("b11549", "hybrid_idx", partial.op, partial.args, ends=False)
-    assert not explained("b11549", "hybrid_idx", whole.op, whole.args, ends=True)
-    assert not explained("b11434", "hybrid_idx", partial.op, partial.args, ends=True)
+    for version, kind, op, parting, known in (
+        ("b11549", "hybrid_idx", partial, Parting.IT_ENDS, True),
+        ("b11549", "hybrid_idx", partial, Parting.WE_REFUSE, False),
+        ("b11549", "hybrid_idx", whole, Parting.IT_ENDS, False),
+        ("b11434", "hybrid_idx", partial, Parting.IT_ENDS, False),
+        ("b11549", "hybrid", partial, Parting.IT_ENDS, False),
+    ):
+        assert bool(explained(version, kind, op.op, op.args, parting)) == known
     pair = Pair(model_file("glm5-next"), CONFIGURATIONS["unified"])
     try:
         pair.perform(Op.decode_run(0, 0, range(6)))
@@ -108,6 +112,19 @@ def test_a_change_since_b11434_is_explained() -> None:
         assert pair.perform(Op.decode_run(0, 0, range(6))) == 0  # both sides are anew
     finally:
         pair.close()
+
+
+def test_a_shared_state_is_rolled_back_by_b11434_only() -> None:
+    """The wheel refuses; with the other sequence gone, or nothing shared, both do it."""
+    start = [Op.decode_run(0, 0, [3] * 4), Op.seq_cp(0, 1)]
+    for between, known in (([], 1), ([Op.seq_rm(1)], 0)):
+        pair = Pair(model_file("lfm2"), CONFIGURATIONS["rollback"])
+        try:
+            for op in [*start, *between, Op.seq_rm(0, 3, -1)]:
+                pair.perform(op)
+            assert sum("is not rolled back" in kind for kind in pair.report.kinds) == known
+        finally:
+            pair.close()
 
 
 @pytest.mark.parametrize(("n", "ends"), [(1, False), (2, False), (3, True)])
