@@ -11,6 +11,8 @@ from app.memory_page.occupancy import History, Occupancy
 SHADES = (74, 36, 54, 22, 64, 14, 44, 30)
 """Ink in a part's bar, in percent; neighbours differ."""
 
+WORDS = {1: "no slot", -1: "refused", 2: "aborted"}
+ROOM_OF_WORDS = 0.18  # of a curve's width
 MARKS, ROOM = 6, 1.22  # lines of the scale; its width beside that of the longest bar
 
 
@@ -96,7 +98,8 @@ def _curve(one: Occupancy, past: History, scenario: str, first: bool) -> str:
     areas = f'<i class="kvm-used" style="{_area(used, none, size)}"></i>'
     areas += f'<i class="kvm-pieces" style="{_area(pieces, used, size)}"></i>'
     said = f"{escape(one.cache)}: at most {max(used):,} of {size:,} used"
-    fails = "".join(_failure(i, past, scenario, first) for i in past.failed)
+    told = _told(past) if first else set()
+    fails = "".join(_failure(i, past, scenario, told) for i in past.failed)
     words = f"<b>{escape(one.cache)}</b><small>at most {max(used):,}</small>"
     words += f"<small>{max(one.scattered):.0%} of free cells scattered at worst</small>"
     return (
@@ -115,15 +118,23 @@ def _area(above: list[int], below: list[int], size: int) -> str:
     return f"clip-path:polygon({','.join(there + back)})"
 
 
-def _failure(i: int, past: History, scenario: str, first: bool) -> str:
-    """A line at a failed decode that leads to it; the first of each kind says what it is."""
-    ret = past.failed[i]
-    what = {1: "no slot", -1: "refused", 2: "aborted"}.get(ret, "failed")
-    text = what if first and i == min(k for k, v in past.failed.items() if v == ret) else ""
-    said = f"<span>{text}</span>" if text else ""
+def _failure(i: int, past: History, scenario: str, told: set[int]) -> str:
+    """A line at a failed decode that leads to it; ``told`` says which also have words."""
+    what = WORDS.get(past.failed[i], "failed")
+    said = f"<span>{what}</span>" if i in told else ""
     left = f"left:{100 * (i + 0.5) / past.n_steps:.3f}%"
     link = f"./?page=replay&amp;scenario={escape(scenario)}&amp;at={i}"
     return f'<a class="kvm-fail" style="{left}" href="{link}" title="operation {i}: {what}">{said}</a>'
+
+
+def _told(past: History) -> set[int]:
+    """The first failure of each kind, as far as their words don't run into one another."""
+    told: list[int] = []
+    for i, ret in past.failed.items():
+        new = ret not in (past.failed[k] for k in told)
+        if new and (not told or (i - told[-1]) / past.n_steps > ROOM_OF_WORDS):
+            told.append(i)
+    return set(told)
 
 
 def _ticks(n: int) -> list[int]:

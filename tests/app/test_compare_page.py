@@ -214,6 +214,7 @@ def test_a_campaign_is_run_watched_and_looked_at_and_its_link_restored() -> None
         page.get_by_role("button", name="Look at it here").click(timeout=60_000)
         page.locator(".kvs-tags", has_text="shortest way to contiguous-slots, seed 1").wait_for()
         page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for(timeout=60_000)
+        assert page.locator(".kvc-grids canvas").bounding_box()["height"] > 80  # 12 cells are drawn large
         assert "shrunk=1" in page.url
         page.reload()
         page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for(timeout=90_000)

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from app import recordings
 from app.memory_page import drawing
 from app.memory_page.costs import alternatives, cost, explanation, in_words, summary
-from app.memory_page.occupancy import history
+from app.memory_page.occupancy import History, Occupancy, history
 from app.memory_page.setting import MODELS, Setting, model_of
 from app.views import memory
 from kvsim.models.memory_bytes import memory_bytes
@@ -160,6 +160,14 @@ def test_the_page_leads_to_the_failure() -> None:
     at = start(trace=GEMMA)
     assert f"./?page=replay&amp;scenario={GEMMA}&amp;at=30" in shown(at)
     assert "no slot" in shown(at)
+
+
+def test_words_at_failures_do_not_run_into_one_another() -> None:
+    """Of three kinds of failures in 100 operations, the second is too close to the first for words."""
+    past = History([Occupancy("kv", 4, [1] * 100, [3] * 100)], {10: 1, 12: -1, 13: 1, 60: 2}, 100)
+    page = drawing.curves(past, GEMMA)
+    assert page.count("kvm-fail") == 4
+    assert [word in page for word in (">no slot<", ">refused<", ">aborted<")] == [True, False, True]
 
 
 @pytest.mark.parametrize("folder", sorted({n.split("/")[0] for n in recordings.bundled()}))

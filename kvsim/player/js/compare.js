@@ -71,9 +71,15 @@ class CompareView {
     this.n = this.left.nSteps;
     this.apart = [...Array(this.n).keys()].filter((i) => this.differs[i]);
     if (comparison.ended !== null) this.apart.push(comparison.ended);
-    this.at = Math.max(0, Math.min(this.n - 1, data.at ?? this.apart[0] ?? this.n - 1));
+    this.at = Math.max(0, Math.min(this.n - 1, data.at ?? this.apart[0] ?? this._fullest()));
     this._theme();
     this.draw();
+  }
+
+  // Where most is held: what to show if nothing differs.
+  _fullest() {
+    const { occupancy } = this.left;
+    return occupancy.indexOf(Math.max(...occupancy));
   }
 
   _theme() {
@@ -147,7 +153,7 @@ class CompareView {
     if (this.ended === this.at || (!this.reached && this.end)) {
       return el("section", "kvc-card", [head("the subject ended"), el("p", "kvc-end", this.end)]);
     }
-    if (!found) return el("section", "kvc-card", [head("nothing at this operation")]);
+    if (!found) return el("section", "kvc-card", [head(this.apart.length ? "nothing at this operation" : "nothing in this recording; a campaign looks for what it takes")]);
     const rows = found.rows.map(([field, a, b]) => el("tr", "", [el("td", "", field), el("td", "", a), el("td", "kv-bad", b)]));
     const table = el("table", "kvc-table", [
       el("thead", "", [el("tr", "", ["field", "reference", this.name].map((h) => el("th", "", h)))]), el("tbody", "", rows)]);
@@ -158,7 +164,7 @@ class CompareView {
     const apart = new Set(this.differs[this.at]?.kinds ?? []);
     const items = this.kinds.map((kind, k) => el("li", apart.has(k) ? "kvc-apart" : "", [el("i", "", apart.has(k) ? "✕" : "✓"), el("span", "", kind)]));
     const broken = this.ended === this.at;
-    items.push(el("li", broken ? "kvc-apart" : "", [el("i", "", broken ? "✕" : "✓"), el("span", "", "content of rows, by the ledger")]));
+    items.push(el("li", broken ? "kvc-apart" : "", [el("i", "", broken ? "✕" : "✓"), el("span", "", "content and invariants, by the ledger")]));
     return el("section", "kvc-card", [el("div", "kvc-head", [el("b", "", "Compared at every operation")]), el("ul", "kvc-list", items)]);
   }
 }
