@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache
@@ -134,3 +134,27 @@ def _closest(word: str, among: Collection[str]) -> str | None:
     scored = [(SequenceMatcher(None, word, other).ratio(), other) for other in among if other[0] == word[0]]
     ratio, other = max(scored, default=(0.0, ""))
     return other if ratio >= SAME_WORD else None
+
+
+INTRODUCTION = """\
+# Messages
+
+What llama.cpp says about its memory, and what it means: `kvsim explain MESSAGE` finds the same by the words of a
+message, and `kvsim import-log` in a whole log. This page is made from the table in `kvsim/explanation_table.py` by
+`python -m kvsim.explain > docs/messages.md`."""
+
+
+def page() -> Iterator[str]:
+    """The blocks of ``docs/messages.md``, which are separated by blank lines."""
+    yield INTRODUCTION
+    for entry in EXPLANATIONS:
+        yield f"## {entry.id}"
+        yield "\n".join(f"- `{message}`" for message in entry.messages)
+        yield entry.cause
+        shown = [f"Trace: [`{entry.trace}`](../{entry.trace}), operation {entry.at}"] if entry.trace else []
+        lines = [f"To see it: {entry.see}", f"What to do: {entry.remedy}", f"Where: `{entry.where}`", *shown]
+        yield "\n".join(f"- {line}" for line in lines)
+
+
+if __name__ == "__main__":
+    print("\n\n".join(page()))

@@ -21,6 +21,7 @@ from kvsim.ops import fault_of
 from kvsim.trace.agreement import check_agreement
 from kvsim.trace.header import Header
 from kvsim.trace.read import Step, Trace
+from kvsim.trace.unseen import as_seen
 
 N_VOCAB = 128
 """Vocabulary of every recorded model; the header does not say it."""
@@ -139,7 +140,8 @@ def replay_beside(
 ) -> Iterator[tuple[Step, Step]]:
     """As :func:`replay`, each computed step after the recorded one; the trace is read once.
 
-    ``observer`` is told the events of a step before the step is given.
+    ``observer`` is told the events of a step before the step is given. Where the recording is of the live
+    library, the computed step has only what the recorded one can show.
     """
     try:
         replayer = Replayer(context_of(trace.header, leaves))
@@ -152,7 +154,7 @@ def replay_beside(
         except CacheUsageError as err:
             reason = f"operation {recorded.i} ({recorded.op}): {err}"
             raise TraceError(reason, trace.path, recorded.i + 2) from err
-        yield recorded, computed
+        yield recorded, as_seen(trace.header, recorded, computed)
 
 
 def defragmented(context: Context, strategy: Strategy) -> dict[str, list[list[int]]]:

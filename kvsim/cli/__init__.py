@@ -15,6 +15,7 @@ from kvsim.cli.import_log import import_log_command
 from kvsim.cli.memory import memory_command
 from kvsim.cli.museum import museum_command
 from kvsim.cli.plan import plan_command
+from kvsim.cli.record import record_command
 from kvsim.cli.render import render_command
 from kvsim.cli.replay import replay_command
 from kvsim.cli.show import show_command
@@ -41,6 +42,7 @@ app.command("difftest")(difftest_command)
 app.command("museum")(museum_command)
 app.command("explain")(explain_command)
 app.command("import-log")(import_log_command)
+app.command("record")(record_command)
 app.command("simulate")(simulate_command)
 app.command("plan")(plan_command)
 app.command("sweep")(sweep_command)

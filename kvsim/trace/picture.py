@@ -170,8 +170,10 @@ def _check_extras(after: dict[str, Any], header: Header) -> None:
         for i, pair in enumerate(copies):
             _check_pair(pair, f"{where}[{i}]", streams, streams)
     for name, streams in after.get("unseen", {}).items():
-        cache = _cache_of(name, header, f"after.unseen.{name}")
-        integers(0, cache["n_stream"] - 1).check(streams, f"after.unseen.{name}")
+        # of a recurrent part everything is unseen, or nothing
+        single = name == "recurrent" and header.config["recurrent"] is not None
+        n_stream = 1 if single else _cache_of(name, header, f"after.unseen.{name}")["n_stream"]
+        integers(0, n_stream - 1).check(streams, f"after.unseen.{name}")
     for i, pair in enumerate(after.get("idx_stale", [])):
         _check_pair(pair, f"after.idx_stale[{i}]", (0, MAX_SEQ - 1), INT32)
 

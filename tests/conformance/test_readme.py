@@ -27,7 +27,7 @@ def test_the_example_runs_as_written_and_prints_what_it_says():
 
 
 def test_every_command_is_listed_and_every_listed_command_exists():
-    listed = set(re.findall(r"^kvsim (\w+)", blocks("text")[1], re.MULTILINE))
+    listed = set(re.findall(r"^kvsim ([\w-]+)", blocks("text")[1], re.MULTILINE))
     assert listed == {command.name for command in app.registered_commands}
 
 

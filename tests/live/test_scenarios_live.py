@@ -49,9 +49,8 @@ def test_a_difference_of_one_cell_would_be_seen(tmp_path: Path) -> None:
     assert text.count("[61,61,[0],0,-1,0,0]") > 3
     path.write_text(text.replace("[61,61,[0],0,-1,0,0]", "[61,61,[1],0,-1,0,0]", 1))
     found = [str(d) for pair in replay_beside(read_trace(path)) for d in compare_step(*pair)]
-    assert found == [
-        "after.caches.kv[0].cells[61]: recorded [61, 61, [1], 0, -1, 0, 0], computed [61, 61, [0], 0, -1, 0, 0]"
-    ]
+    cells = "recorded [61, 61, [1], 0, -1, 0, 0], computed [61, 61, [0], 0, -1, 0, 0]"
+    assert found == [f"after.caches.kv[0].cells[61]: {cells}"]
 
 
 def test_what_cannot_be_opened_is_told(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from kvsim.cli import app
-from kvsim.explain import EXPLANATIONS, explain, explanation_by_id, explanation_in
+from kvsim.explain import EXPLANATIONS, explain, explanation_by_id, explanation_in, page
 from kvsim.trace import read_trace
 
 ROOT = Path(__file__).parents[2]
@@ -160,3 +160,7 @@ def test_on_the_command_line():
     assert [found["id"] for found in json.loads(run.stdout)] == ["restore-other-streams"]
     run = CliRunner().invoke(app, ["explain", "bread"])
     assert (run.exit_code, run.stdout) == (1, "")
+
+
+def test_the_page_is_that_of_the_table():
+    assert (ROOT / "docs" / "messages.md").read_text() == "\n\n".join(page()) + "\n"
