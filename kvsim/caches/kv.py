@@ -423,6 +423,8 @@ class KVCache(AttentionLeaf):
 
     def drop_sequence(self, seq: int) -> None:
         kv_state.drop_sequence(self, seq)
+        if self.observer is not None:
+            kv_hazards.warn_of_queued_copies(self, seq)
 
     def memory_breakdown(self) -> dict[str, int]:
         return self.spec.bytes_by_tensor()

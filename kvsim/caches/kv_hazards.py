@@ -158,7 +158,7 @@ def restoring(cache: KVCache, seq: int) -> Iterator[None]:
     had, target = _holders(cache), _positions_of(cache, seq)
     try:
         yield
-        _warn_of_queued_copies(cache, seq)
+        warn_of_queued_copies(cache, seq)
     except StateError:
         have = _holders(cache)
         changed = had ^ have if seq != -1 else had | have
@@ -166,11 +166,11 @@ def restoring(cache: KVCache, seq: int) -> Iterator[None]:
             changed.add(seq)
         if changed:
             cache._hazard("failed-restore-loses-sequence", seqs=sorted(changed))
-            _warn_of_queued_copies(cache, seq)  # the rows it was to fill were zeroed
+            warn_of_queued_copies(cache, seq)  # the rows it was to fill were zeroed
         raise
 
 
-def _warn_of_queued_copies(cache: KVCache, seq: int) -> None:
+def warn_of_queued_copies(cache: KVCache, seq: int) -> None:
     """Rows of a stream have changed that a queued copy reads or will overwrite."""
     streams = {stream for pair in cache.pending_copies for stream in pair}
     if (streams if seq == -1 else streams & {cache.stream_of(seq)}) and streams & _holders(cache):

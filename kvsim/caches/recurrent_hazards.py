@@ -41,7 +41,7 @@ class Reach:
         begun = [
             s
             for i in range(ubatch.n_seqs)
-            if src0[placement.head + i] == placement.head + i in self.dirty
+            if src0[placement.head + i] in self.dirty
             for s in ubatch.seq_ids[i * length]
         ]
         self.dirty -= set(range(placement.head, placement.head + placement.n))
