@@ -29,8 +29,8 @@ def test_a_fresh_state_in_a_dirty_row_is_told_where_cells_were_swapped() -> None
 
 
 def test_rows_zeroed_by_another_parts_failure_are_told_under_a_queued_copy() -> None:
-    """hazard restore-under-queued-copy: attention fails to restore, so the index drops the sequence too, whose
-    rows a queued copy has yet to read."""
+    """hazard restore-under-queued-copy: attention fails to restore, so the index drops the sequence too, and
+    a queued copy has yet to read its rows."""
     info = CACHES["hybrid_idx"]
     checked = Checked(info, next(config for config in info.configs if config.name == "streams"))
     get, restore = Op.state_seq_get(1, 0), Op.state_seq_set(1, 0, truncate=146)
