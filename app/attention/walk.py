@@ -68,7 +68,7 @@ class Walk:
             try:
                 computed = self._replayer.step(step.i, step.op, step.args)
             except KvsimError as error:
-                raise type(error)(f"operation {step.i} ({step.op}): {error}") from error
+                raise KvsimError(f"operation {step.i} ({step.op}): {error}") from error
             self._done = step.i + 1
             if step.i == i:
                 found = 0 if self._network else len(compare_step(step, computed))

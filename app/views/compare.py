@@ -19,6 +19,7 @@ import streamlit as st
 from app import component, recordings, style
 from app.compare import result
 from app.compare.task import Task
+from kvsim.errors import TraceError
 from kvsim.testing.mutants import MUTANTS
 from kvsim.trace import read_trace
 
@@ -26,6 +27,7 @@ FILE = Path(__file__).parents[1] / "compare" / "page.css"
 FIRST = "kv/llama-uni-c256-u16-s4-f16-03"
 FIRST_SUBJECT = "contiguous-slots"
 ABOUT = "Random operations on a reference with a planted fault, until it parts."
+MAX_UPLOAD_MIB = 8  # every operation of it is held in memory
 KEPT = 8  # comparisons that a session keeps
 EVERY = 0.4  # seconds between two looks at what a job has told
 
@@ -74,6 +76,23 @@ def _case() -> Case:
         st.html(f'<div class="kvs-tags"><span>{html.escape(shrunk.name)}</span></div>')
         st.button("Back to the recordings", key="compare-back", on_click=_back)
         return shrunk
+    upload = state.get("compare-upload")
+    name, data = upload if upload else _recording()
+    if upload:
+        st.html(f'<div class="kvs-tags"><span>{html.escape(name)}</span></div>')
+    subject = _subject(_subjects(_memory(data, name)))
+    if upload:
+        st.button("Back to the recordings", key="compare-back", on_click=_back)
+        st.query_params.pop("scenario", None)
+    else:
+        st.html('<div class="kvs-tags"></div>')
+        _open_button()
+        _remember(scenario=name)
+    _remember(subject=subject)
+    return Case(name, data, subject)
+
+
+def _recording() -> tuple[str, bytes]:
     names = recordings.bundled()
     asked = st.query_params.get("scenario")
     first = asked if asked in names else FIRST
@@ -86,13 +105,15 @@ def _case() -> Case:
         label_visibility="collapsed",
         on_change=_forget_step,
     )
-    data = recordings.path_of(name).read_bytes()
-    subjects = _subjects(read_trace(data, name=name).header.memory)
-    if state.get("compare-subject") not in subjects:
-        state.pop("compare-subject", None)
+    return name, recordings.path_of(name).read_bytes()
+
+
+def _subject(subjects: list[str]) -> str:
+    if st.session_state.get("compare-subject") not in subjects:
+        st.session_state.pop("compare-subject", None)
     asked = st.query_params.get("subject")
     first = asked if asked in subjects else FIRST_SUBJECT if FIRST_SUBJECT in subjects else subjects[0]
-    subject = st.selectbox(
+    subject: str = st.selectbox(
         "Subject",
         subjects,
         subjects.index(first),
@@ -102,9 +123,34 @@ def _case() -> Case:
         label_visibility="collapsed",
         on_change=_forget_step,
     )
-    st.html('<div class="kvs-tags"></div>')
-    _remember(scenario=name, subject=subject)
-    return Case(name, data, subject)
+    return subject
+
+
+def _open_button() -> None:
+    with st.popover("Open", icon=":material/upload:"):
+        st.file_uploader(
+            f"A recording, .jsonl or .jsonl.gz, up to {MAX_UPLOAD_MIB} MiB",
+            type=["jsonl", "gz"],
+            key="compare-file",
+            max_upload_size=MAX_UPLOAD_MIB,
+            on_change=_uploaded,
+        )
+
+
+def _uploaded() -> None:
+    """Keep the upload for this session only."""
+    file = st.session_state.get("compare-file")
+    if file is not None:
+        st.session_state["compare-upload"] = (file.name, file.getvalue())
+        _forget_step()
+
+
+def _memory(data: bytes, name: str) -> str:
+    """Which member of the family a recording is of; of one that cannot be read, the comparison tells more."""
+    try:
+        return read_trace(data, name=name).header.memory
+    except TraceError:
+        return "kv"
 
 
 def _subjects(memory: str) -> list[str]:
@@ -121,7 +167,8 @@ def _forget_step() -> None:
 
 
 def _back() -> None:
-    st.session_state.pop("compare-shrunk", None)
+    for key in ("compare-shrunk", "compare-upload"):
+        st.session_state.pop(key, None)
     for name in ("at", "shrunk"):
         st.query_params.pop(name, None)
 

@@ -190,9 +190,11 @@ def _facts(opened: Opened) -> Any:
 
 def _export_button(opened: Opened) -> None:
     at = _at(opened)
+    checked = st.session_state.get("checks", {}).get(_key(opened))
+    notes = checked.notes if checked else None
     st.download_button(
         "Export",
-        data=lambda: page(json.loads(opened.payload), at=at).encode(),
+        data=lambda: page(json.loads(opened.payload), at=at, notes=notes).encode(),
         file_name=f"{Path(opened.name).name.split('.')[0]}.html",
         mime="text/html",
         icon=":material/ios_share:",

@@ -174,6 +174,27 @@ def test_progress_then_result_then_another_subject() -> None:
     assert "engine" in at.selectbox(key="compare-subject").options[-1]
 
 
+@pytest.mark.parametrize(("data", "told"), [(b"", ["This cannot be compared"]), (None, [])])
+def test_an_upload_is_compared_or_refused(data: bytes | None, told: list[str]) -> None:
+    whole = recordings.path_of(KV).read_bytes()
+    at = AppTest.from_file(MAIN, default_timeout=60)
+    at.query_params["page"] = "compare"
+    at.session_state["compare-upload"] = ("<b>mine.jsonl", whole if data is None else data)
+    at.run()
+    for one in at.session_state["compare-tasks"].values():
+        one.wait(120)
+    at.run()
+    assert not at.exception
+    assert [s.value for s in at.subheader] == told
+    assert "scenario" not in at.query_params
+    tags = next(block.proto.body for block in at.get("html") if "kvs-tags" in block.proto.body)
+    assert "&lt;b&gt;mine.jsonl" in tags
+    next(b for b in at.button if b.label == "Back to the recordings").click().run()
+    assert at.selectbox(key="compare-scenario").value == KV
+    for one in at.session_state["compare-tasks"].values():
+        one.cancel()
+
+
 def test_cancelling_offers_to_compare_again() -> None:
     at = start(scenario=KV)
     next(b for b in at.button if b.label == "Cancel").click().run()
