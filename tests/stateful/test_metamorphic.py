@@ -9,14 +9,11 @@ import pytest
 from kvsim.ops import Op
 from kvsim.testing.cache_info import CACHES, CacheInfo, Config, configurations
 from kvsim.testing.checked import Checked
+from kvsim.testing.content import BrokenRuleError, Run, compare, compare_content
 from kvsim.testing.generate import SeededPicker
 from kvsim.testing.metamorphic import (
     RULES,
-    BrokenRuleError,
     Rule,
-    Run,
-    compare,
-    compare_content,
     layout_does_not_matter,
     others_are_not_touched,
     parts_hold_the_same,

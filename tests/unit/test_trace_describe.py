@@ -28,7 +28,7 @@ def test_a_context_made_from_its_header_is_the_same(info: CacheInfo, config: Con
 
 
 def test_a_size_that_is_not_declared_smaller_is_a_contradiction() -> None:
-    info, config = configurations()[0]
+    _, config = configurations()[0]
     line = header_of(config.model, config.params, sizes=config.sizes).to_json()
     del line["config"]["made_smaller"]
     with pytest.raises(
@@ -38,8 +38,8 @@ def test_a_size_that_is_not_declared_smaller_is_a_contradiction() -> None:
 
 
 def test_made_smaller_names_caches_that_are_there() -> None:
-    info, config = configurations()[0]
+    _, config = configurations()[0]
     line = header_of(config.model, config.params).to_json()
     line["config"]["made_smaller"] = ["swa"]
-    with pytest.raises(TraceError, match="an entry of config.made_smaller is 'swa', must be one of 'kv'"):
+    with pytest.raises(TraceError, match=r"an entry of config\.made_smaller is 'swa', must be one of 'kv'"):
         Header.from_json(line)
