@@ -24,7 +24,8 @@ from kvsim.context import Context
 from kvsim.models.context_params import ContextParams
 from kvsim.models.params import LayerParams, ModelParams, RopeType
 
-N_LAYER, N_HEAD, N_HEAD_KV, HEAD_SIZE = 8, 16, 8, 128
+N_LAYER, N_HEAD, N_HEAD_KV, HEAD_SIZE = 16, 32, 8, 64
+"""Those of a small Llama (3.2, 1B)."""
 CONTEXT, FILLED = 4096, 3072
 STEPS, REPEATS = 60, 9
 ABSENT = "transformers (not installed: pip install 'kvsim[bench]')"

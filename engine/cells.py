@@ -3,7 +3,7 @@
 ::
 
     planes  int32[6, S, n]    position (-1 empty), token, x, y, kept, shift
-    seq     int64[W, S, n]    owner bits, W words of 64 sequences
+    seq     int32[W, S, n]    owner bits, W words of 32 sequences
 
 Every operation is a few passes over the first cells of a stream, up to a bound that the host knows without
 asking: no cell beyond ``top`` was ever used since the table was cleared. Nothing here waits for the device.
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from engine.index import MinusOne
-from engine.rows import KEPT, POS, SHIFT, TOK, WORD_BITS, X, Y, signed_bit
-from kvsim.memory import POS_INF
+from engine.rows import KEPT, POS, SHIFT, TOK, WORD, WORD_BITS, X, Y, signed_bit
+from kvsim.memory import MAX_SEQ, POS_INF
 
 __all__ = ["KEPT", "POS", "SHIFT", "TOK", "Cells", "X", "Y"]
 
@@ -37,7 +37,7 @@ class Cells:
     def __init__(self, n_stream: int, size: int, device: torch.device) -> None:
         self.n_stream, self.size, self.device = n_stream, size, device
         self.planes = torch.empty(6, n_stream, size, dtype=torch.int32, device=device)
-        self.seq = torch.zeros(1, n_stream, size, dtype=torch.int64, device=device)
+        self.seq = torch.zeros(1, n_stream, size, dtype=WORD, device=device)
         self.empty = torch.tensor(EMPTY, dtype=torch.int32, device=device)[:, None]
         self.index = torch.arange(size, device=device)
         self.streams = torch.arange(n_stream, device=device)
@@ -79,14 +79,14 @@ class Cells:
                 self.minus_one = None
 
     def know(self, stream: int, ids: Sequence[int] | set[int]) -> None:
-        """Sequences are about to get cells; above id 63 owner bits need four words."""
+        """Sequences are about to get cells; above id 31 owner bits need eight words."""
         self.ids[stream].update(ids)
         if self.n_words == 1 and ids and max(ids) >= WORD_BITS:
-            wider = self.seq.new_zeros(4, self.n_stream, self.size)
+            wider = self.seq.new_zeros(MAX_SEQ // WORD_BITS, self.n_stream, self.size)
             wider[:1] = self.seq
             self.seq = wider
             if self.minus_one is not None:
-                self.minus_one.grow(4)
+                self.minus_one.grow(self.n_words)
 
     def watch_minus_one(self) -> MinusOne:
         if self.minus_one is None:
@@ -111,7 +111,7 @@ class Cells:
         mine = self.has(stream, s, hi)
         pos = self.planes[POS, stream, :hi]
         if p0 > 0 or self.minus_one is not None:
-            mine &= pos >= p0
+            mine &= ~((pos - p0) >> 31).to(torch.bool)  # by the sign: quicker than a comparison
         return mine if p1 == POS_INF else mine & (pos < p1)
 
     def used(self, streams: Tensor | slice, hi: int) -> Tensor:
@@ -359,7 +359,7 @@ class Cells:
 
     def _disown(self, stream: int, hi: int, cells: Tensor) -> None:
         """Cells (a mask) lose all owners."""
-        self.seq[:, stream, :hi] &= cells.to(torch.int64).sub_(1)
+        self.seq[:, stream, :hi] &= cells.to(WORD).sub_(1)
 
     def _free(self, stream: int, hi: int, freed: Tensor) -> None:
         """Cells (a mask) that have no owner any more become empty; the head is lowered to the first of them."""
@@ -371,18 +371,18 @@ class Cells:
             self.minus_one.freed(stream, hi, freed)
 
     def _note_shift(self, stream: int, moved: Tensor) -> None:
-        self.has_shift[stream] |= _first(moved)[0]
+        self.has_shift[stream] |= (moved.view(torch.int64) if len(moved) % 8 == 0 else moved).any()
         self.may_shift = True
 
 
 def _any(words: Tensor) -> Tensor:
-    """Which cells ``int64[W, n]`` have an owner."""
+    """Which cells ``int32[W, n]`` have an owner."""
     return words[0].to(torch.bool) if len(words) == 1 else words.to(torch.bool).any(0)
 
 
 def _bits(mask: Tensor, bit: int) -> Tensor:
     """``bit`` where the mask is set, else 0."""
-    return mask.to(torch.int64).mul_(bit)
+    return mask.to(WORD).mul_(bit)
 
 
 def _first(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class MinusOne:
-    """The three tables of all streams: ``used bool[S, n]``, ``entries`` and ``ghosts int64[W, S, n]``."""
+    """The three tables of all streams: ``used bool[S, n]``, ``entries`` and ``ghosts int32[W, S, n]``."""
 
     def __init__(self, seq: Tensor, pos: Tensor) -> None:
         self.used = torch.zeros_like(pos, dtype=torch.bool)

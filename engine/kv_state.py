@@ -14,7 +14,7 @@ import torch
 
 from engine.cells import KEPT, POS, TOK, Y
 from engine.picture import owners_of
-from engine.rows import owner_words
+from engine.rows import WORD, owner_words
 from engine.sync import read_back, upload
 from kvsim.batch import Ubatch
 from kvsim.caches.attention_leaf import Mirror
@@ -64,7 +64,7 @@ def _saved_cells(cache: KVCache, stream: int, seq: int) -> tuple[np.ndarray, ...
     at = np.flatnonzero(values[0])
     pos, tok, x, y = values[1:5, at]
     if seq == -1:
-        owners = [[s for s in ids if s < cache.n_seq_max] for ids in owners_of(values[5:, at])]
+        owners = [[s for s in ids if s < cache.n_seq_max] for ids in owners_of(values[5:, at].astype(np.int32))]
     else:  # an id beyond n_seq_max is never listed: such a state cannot be restored
         owners = [[seq] if seq < cache.n_seq_max else []] * len(at)
     return at, pos, tok, x, y, owners
@@ -295,7 +295,7 @@ def _place_from_zero(
         columns[KEPT] = columns[POS] == -1
         if int(columns[0].min()) < 0:
             table.watch_minus_one()
-        words = upload(owner_words(tuple(owners), table.n_words), cache.device)
+        words = upload(owner_words(tuple(owners), table.n_words), cache.device, WORD)
         flat = table.index[:n] + stream * cache.size
         table.place(flat, upload(columns, cache.device, torch.int32), words)
     table.top[stream] = n

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def owners_of(words: np.ndarray) -> list[list[int]]:
-    """The owners of cells ``int64[W, n]``, ascending."""
-    raw = np.ascontiguousarray(words.T).view(np.uint8).reshape(words.shape[1], 8 * len(words))
+    """The owners of cells ``int32[W, n]``, ascending."""
+    raw = np.ascontiguousarray(words.T).view(np.uint8).reshape(words.shape[1], words.itemsize * len(words))
     bits = np.unpackbits(raw, axis=1, bitorder="little")
     known: dict[bytes, list[int]] = {}
     out = []

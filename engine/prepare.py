@@ -90,6 +90,8 @@ class SlotSearch:
             self._ids = cache.all_ids()
             self._ends = self.table.extremes(self._ids, high).flatten()
         self._undo(undo)
+        if cache.n_stream > 1:
+            cache.high = high  # a head that was put back may be another stream's, of a trial
         if cache.windowed and len(ubatches) > 1:
             self._place_once_more(high)
 

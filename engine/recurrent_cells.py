@@ -3,7 +3,7 @@
 All is masks over ``size`` cells and 0-d tensors, so that a placement asks the host nothing::
 
     columns int32[4, size]    pos, src, src0 by cell; tail by sequence
-    owners  int64[W, size]    owner bits
+    owners  int32[W, size]    owner bits
     counters int64[4]         head, used, n, rs_z
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.rows import WORD_BITS, owner_words, signed_bit
+from engine.rows import WORD, WORD_BITS, owner_words, signed_bit
 from engine.sync import upload
 from kvsim.batch import Ubatch
 
@@ -29,7 +29,7 @@ class StateCells:
     def __init__(self, size: int, device: torch.device) -> None:
         self.size, self.device = size, device
         self.columns = torch.full((4, size), -1, dtype=torch.int32, device=device)
-        self.owners = torch.zeros(-(-size // WORD_BITS), size, dtype=torch.int64, device=device)
+        self.owners = torch.zeros(-(-size // WORD_BITS), size, dtype=WORD, device=device)
         self.counters = torch.tensor([0, 0, 0, -1], device=device)
         self.index = torch.arange(size, device=device)
 
@@ -156,7 +156,7 @@ class StateCells:
         """Each cell now stands at the last position of its set, and belongs to all its ids."""
         cells = lo + torch.arange(len(sets), device=self.device)
         self.columns[POS].index_copy_(0, cells, upload(last, self.device, torch.int32))
-        words = upload(owner_words(tuple(sets), len(self.owners)), self.device)
+        words = upload(owner_words(tuple(sets), len(self.owners)), self.device, WORD)
         self.owners.index_copy_(1, cells, words)
         ids = upload([s for of_set in sets for s in of_set], self.device)
         which = upload([k for k, of_set in enumerate(sets) for _ in of_set], self.device)

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.picture import owners_of
 from engine.recurrent_cells import HEAD, POS, SRC, TAIL, USED
-from engine.rows import owner_words
+from engine.rows import WORD, owner_words
 from engine.sync import read_back, upload
 from kvsim.batch import Ubatch
 from kvsim.errors import CacheUsageError, StateError
@@ -155,7 +155,7 @@ def _put(
     cells, n = memory.cells, len(pos)
     memory.forget_positions()
     cells.columns[POS, :n] = upload(pos, memory.device).to(cells.columns.dtype)
-    cells.owners[:, :n] = upload(owner_words(tuple(owners), len(cells.owners)), memory.device)
+    cells.owners[:, :n] = upload(owner_words(tuple(owners), len(cells.owners)), memory.device, WORD)
     cells.columns[TAIL].index_copy_(
         0,
         upload(list(tails), memory.device),

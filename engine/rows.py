@@ -13,7 +13,9 @@ from engine.sync import upload
 from kvsim.batch import Ubatch
 from kvsim.memory import POS_INF
 
-WORD_BITS = 64
+WORD_BITS = 32
+WORD = torch.int32
+"""Owner bits are kept in such words: passes over them cost what they move."""
 
 POS, TOK, X, Y, KEPT, SHIFT = range(6)
 """The planes of a cell table."""
@@ -22,21 +24,21 @@ FIRST, BEGIN = 6, 7
 
 
 def signed_bit(s: int) -> int:
-    """The owner bit of ``s`` in its word, as a signed 64-bit number."""
+    """The owner bit of ``s`` in its word, as a signed number."""
     bit = 1 << (s % WORD_BITS)
-    return bit - (1 << WORD_BITS) if bit >> 63 else bit
+    return bit - (1 << WORD_BITS) if bit >> (WORD_BITS - 1) else bit
 
 
 def owner_words(seq_ids: tuple[tuple[int, ...], ...], n_words: int) -> np.ndarray:
-    """Owner bits of tokens, ``int64[n_words, n_tokens]``."""
-    words = np.zeros((n_words, len(seq_ids)), np.uint64)
+    """Owner bits of tokens, ``int32[n_words, n_tokens]``."""
+    words = np.zeros((n_words, len(seq_ids)), np.uint32)
     of_set: dict[tuple[int, ...], list[int]] = {}
     for row, ids in enumerate(seq_ids):
         of_set.setdefault(ids, []).append(row)
     for ids, rows in of_set.items():
         for s in set(ids):
-            words[s // WORD_BITS, rows] |= np.uint64(1 << s % WORD_BITS)
-    return words.view(np.int64)
+            words[s // WORD_BITS, rows] |= np.uint32(1 << s % WORD_BITS)
+    return words.view(np.int32)
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Rows:
     """One ubatch on the device. ``n_parts`` streams have equally many of its tokens, in order.
 
     ``cells_int32[6, n]`` is what goes into the planes of the cells, ``words`` the owner bits
-    ``int64[n_words, n]``. The rest is for masks, per token: FIRST, its first sequence; BEGIN, the lowest
+    ``int32[n_words, n]``. The rest is for masks, per token: FIRST, its first sequence; BEGIN, the lowest
     position of that sequence in its part.
     """
 
@@ -77,9 +79,9 @@ class Rows:
     def cells_int32(self) -> Tensor:
         return self.packed[:6].to(torch.int32)
 
-    @property
+    @cached_property
     def words(self) -> Tensor:
-        return self.packed[8 : 8 + self.n_words]
+        return self.packed[8:].to(WORD)
 
     def part(self, field: int) -> Tensor:
         """A column of the table as ``[n_parts, n, 1]``, to broadcast against cells."""
