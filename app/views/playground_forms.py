@@ -133,7 +133,8 @@ def _prompt(run: Run) -> str:
 
 
 def _decode(run: Run) -> str:
-    names = list(range(min(_n_seq(run), 16)))
+    names = list(range(min(_n_seq(run), 12)))
+    _word("seq")
     chosen = st.pills(
         "Sequences",
         names,
@@ -144,8 +145,9 @@ def _decode(run: Run) -> str:
         format_func=str,
     )
     n = _text("Tokens of each", "1", "decode n", 48)
-    _word("each, times")
+    _word("each,")
     times = _text("Times", "1", "decode times", 48)
+    _word("times")
     parts = " ".join(f"{seq}*{n}" if n != "1" else str(seq) for seq in chosen or [])
     return f"decode {parts}" + ("" if times == "1" else f" x{times}")
 
