@@ -19,8 +19,6 @@ from kvsim.batch import BatchAllocator, Ubatch
 from kvsim.errors import CacheUsageError, IntegrityError
 from kvsim.memory import (
     POS_INF,
-    BatchContext,
-    FailedContext,
     Leaf,
     MemoryContext,
     PrepareFailure,
@@ -77,15 +75,8 @@ class RecurrentMemory(Leaf):
 
     def init_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool = False) -> MemoryContext:
         if output_all:
-            ubatches = batch.split_all(lambda: batch.split_seq(n_ubatch))
-        else:
-            ubatches = batch.split_all(lambda: batch.split_equal(n_ubatch, True, self.keep_tail))
-        if ubatches is None:
-            return FailedContext(None)
-        slots = self.prepare(ubatches)
-        if slots is None:
-            return FailedContext(self.last_failure)
-        return BatchContext(ubatches, {self.name: self}, {self.name: slots})
+            return self.place_batch(batch.split_all(lambda: batch.split_seq(n_ubatch)))
+        return self.place_batch(batch.split_all(lambda: batch.split_equal(n_ubatch, True, self.keep_tail)))
 
     def init_update(self, optimize: bool = False) -> MemoryContext:
         return UpdateContext([])

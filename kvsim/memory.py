@@ -321,6 +321,15 @@ class Leaf(Memory):
         asks for defragmentation, where a leaf is set up to do it."""
         return None
 
+    def place_batch(self, ubatches: Sequence[Ubatch] | None) -> MemoryContext:
+        """Look for the slots of a split batch (None: it could not be split), as a leaf that stands alone does."""
+        if ubatches is None:
+            return FailedContext(None)
+        slots = self.prepare(ubatches)
+        if slots is None:
+            return FailedContext(self.last_failure)
+        return BatchContext(ubatches, {self.name: self}, {self.name: slots})
+
     @abstractmethod
     def prepare(self, ubatches: Sequence[Ubatch]) -> list[Any] | None:
         """Slots of all ubatches, or None with ``last_failure`` set."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvsim.errors import CacheUsageError
 from kvsim.memory import (
     MAX_SEQ,
-    BatchContext,
-    FailedContext,
     Leaf,
     MemoryContext,
     SlotInfo,
@@ -175,15 +173,8 @@ class AttentionLeaf(Leaf):
     def init_batch(self, batch: BatchAllocator, n_ubatch: int, output_all: bool = False) -> MemoryContext:
         """One stream: the simple split; several: equal splits of consecutive sequences (section 9)."""
         if self.n_stream == 1:
-            ubatches = batch.split_all(lambda: batch.split_simple(n_ubatch))
-        else:
-            ubatches = batch.split_all(lambda: batch.split_equal(n_ubatch, sequential=True))
-        if ubatches is None:
-            return FailedContext(None)
-        slots = self.prepare(ubatches)
-        if slots is None:
-            return FailedContext(self.last_failure)
-        return BatchContext(ubatches, {self.name: self}, {self.name: slots})
+            return self.place_batch(batch.split_all(lambda: batch.split_simple(n_ubatch)))
+        return self.place_batch(batch.split_all(lambda: batch.split_equal(n_ubatch, sequential=True)))
 
     def init_update(self, optimize: bool = False) -> UpdateContext:
         """The queued stream copies and the pending shift. ``optimize`` changes nothing (b11434), unless the

@@ -22,8 +22,6 @@ from kvsim.errors import CacheUsageError, IntegrityError, StateError
 from kvsim.events import Event
 from kvsim.memory import (
     POS_INF,
-    BatchContext,
-    FailedContext,
     Leaf,
     MemoryContext,
     PrepareFailure,
@@ -86,15 +84,8 @@ class RecurrentMemory(Leaf):
         """One sequence set after the other if every token is an output, else equal splits of consecutive
         sequences that keep tails whole."""
         if output_all:
-            ubatches = batch.split_all(lambda: batch.split_seq(n_ubatch))
-        else:
-            ubatches = batch.split_all(lambda: batch.split_equal(n_ubatch, True, self.keep_tail))
-        if ubatches is None:
-            return FailedContext(None)
-        slots = self.prepare(ubatches)
-        if slots is None:
-            return FailedContext(self.last_failure)
-        return BatchContext(ubatches, {self.name: self}, {self.name: slots})
+            return self.place_batch(batch.split_all(lambda: batch.split_seq(n_ubatch)))
+        return self.place_batch(batch.split_all(lambda: batch.split_equal(n_ubatch, True, self.keep_tail)))
 
     def init_update(self, optimize: bool = False) -> MemoryContext:
         """Never has work: positions move at once and no row is rotated."""
