@@ -46,15 +46,18 @@ def plan_command(
     from kvsim.workload.plan import Limits, plan
     from kvsim.workload.setup import Setup
 
-    choices: dict[str, list[Any]] = {
-        "arch": arch,
-        "n_ctx": _numbers("--n-ctx", n_ctx),
-        "parallel": _numbers("--parallel", parallel),
-        "unified": _flags("--layout", layout, {"unified": [True], "streams": [False], "both": [True, False]}),
-        "swa_full": _flags("--swa-full", swa_full, {"no": [False], "yes": [True], "both": [False, True]}),
-        "type_k": [name.strip() for name in types.split(",")],
-        "checkpoints": _numbers("--checkpoints", checkpoints),
-    }
+    layouts = {"unified": [True], "streams": [False], "both": [True, False]}
+    fulls = {"no": [False], "yes": [True], "both": [False, True]}
+    names = [name.strip() for name in types.split(",")]
+    choices: list[list[dict[str, Any]]] = [
+        [{"arch": name} for name in arch],
+        [{"n_ctx": n} for n in _numbers("--n-ctx", n_ctx)],
+        [{"parallel": n} for n in _numbers("--parallel", parallel)],
+        [{"unified": flag} for flag in _flags("--layout", layout, layouts)],
+        [{"swa_full": flag} for flag in _flags("--swa-full", swa_full, fulls)],
+        [{"type_k": name, "type_v": name} for name in names],
+        [{"checkpoints": n} for n in _numbers("--checkpoints", checkpoints)],
+    ]
     limits = Limits(
         failed_decodes=max_failed,
         reprocessed=max_reprocessed,

@@ -182,6 +182,8 @@ def print_account(out: Console, setup: Setup, account: Account, took: float) -> 
     out.print(Text("peak cells: " + ", ".join(f"{name} {n:,}" for name, n in account.peak.items())))
     for reason, n in account.reasons.most_common():
         out.print(Text(f"not reused, {reason}: {n:,}"))
+    for reason, n in account.reprocessed.most_common():
+        out.print(Text(f"tokens reprocessed, {reason}: {n:,}"))
     for failure in account.failures[:3]:
         place = f"{failure.asked} cells of {failure.cache} asked for, {failure.free} free"
         out.print(

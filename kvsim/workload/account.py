@@ -149,13 +149,15 @@ class FailedDecode:
 
 @dataclass
 class Account:
-    """All that is counted. ``reasons`` says why something could not be reused, by request."""
+    """All that is counted. ``reasons`` says why something could not be reused, by request; ``reprocessed`` how
+    many tokens had to be computed again for that reason."""
 
     totals: Totals = field(default_factory=Totals)
     wait: Histogram = field(default_factory=Histogram)
     first_token: Histogram = field(default_factory=Histogram)
     latency: Histogram = field(default_factory=Histogram)
     reasons: Counter[str] = field(default_factory=Counter)
+    reprocessed: Counter[str] = field(default_factory=Counter)
     hits: int = 0
     failures: list[FailedDecode] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -191,6 +193,7 @@ class Account:
             "latency": self.latency.to_json(),
             "prefix_hits": self.hits,
             "not_reused": dict(self.reasons.most_common()),
+            "reprocessed_by": dict(self.reprocessed.most_common()),
             "peak_used": self.peak,
             "failures": [asdict(each) for each in self.failures],
             "samples": [asdict(each) for each in self.samples],

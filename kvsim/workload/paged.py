@@ -259,8 +259,8 @@ class PagedServer:
         clock = float(times[n_steps])
         for task in list(self.running):
             task.blocks += self.pool.take(self._blocks_for(task.n_done + n_steps) - len(task.blocks))
-            self._computed(task, n_steps)
             task.tokens += task.request.answer[task.n_sampled : task.n_sampled + n_steps]
+            self._computed(task, n_steps)
             task.n_sampled += n_steps
             self._after_token(task, clock)
         return clock

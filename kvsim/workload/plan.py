@@ -73,15 +73,19 @@ class _TooMuchError(Exception):
     """A limit is broken for good, so the simulation need not go on."""
 
 
-def candidates(base: Setup, choices: Mapping[str, Sequence[Any]]) -> list[tuple[int, Setup]]:
+Choices = Sequence[Sequence[Mapping[str, Any]]]
+"""What to vary: for each thing its alternatives, each of them some settings by name."""
+
+
+def candidates(base: Setup, choices: Choices) -> list[tuple[int, Setup]]:
     """All combinations of the choices that llama.cpp would accept, with their bytes, smallest first.
 
     Raises CacheUsageError if there is none, with the reason of the first.
     """
     found: list[tuple[int, Setup]] = []
     refused: CacheUsageError | None = None
-    for values in product(*choices.values()):
-        setup = base.with_(**dict(zip(choices, values, strict=True)))
+    for alternatives in product(*choices):
+        setup = base.with_(**{name: value for each in alternatives for name, value in each.items()})
         try:
             setup.config()
             found.append((setup.memory_bytes(), setup))
@@ -95,7 +99,7 @@ def candidates(base: Setup, choices: Mapping[str, Sequence[Any]]) -> list[tuple[
 def plan(
     requests: Callable[[], Iterable[Request]],
     base: Setup,
-    choices: Mapping[str, Sequence[Any]],
+    choices: Choices,
     limits: Limits,
     report: Callable[[Tried], object] = lambda tried: None,
 ) -> Plan:

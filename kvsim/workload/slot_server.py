@@ -232,10 +232,8 @@ class SlotServer:
         self.account.totals.restored += slot.held.cost.bytes_read > bytes_read
         self.account.totals.reused += report.n_past
         self.account.hits += report.n_past > 0
-        if report.obstacles:
-            self.account.reasons.update(each.code for each in report.obstacles)
-        elif report.n_lost:
-            self.account.reasons["one token must be decoded"] += 1
+        if report.obstacles or report.n_lost:
+            self.account.reasons[_why_lost(report)] += 1
         elif report.n_matched == 0:
             self.account.reasons["the slot was empty" if was_empty else "nothing in common"] += 1
 
@@ -298,6 +296,8 @@ class SlotServer:
                 assert task.report is not None
                 again = max(0, min(run.start + len(run.tokens), task.report.n_matched) - run.start)
                 totals.reprocessed += again
+                if again:
+                    self.account.reprocessed[_why_lost(task.report)] += again
                 totals.computed += len(run.tokens) - again
                 if len(slot.held.tokens) < len(task.prompt):
                     continue
@@ -373,6 +373,11 @@ class SlotServer:
         totals.decoded += n_tokens
         totals.reclaimed += used + n_tokens * len(self.decoder.caches) - self._used()
         totals.searched = self.decoder.n_searched
+
+
+def _why_lost(report: ReuseReport) -> str:
+    """Why what a slot holds of a prompt could not be kept whole."""
+    return ", ".join(each.code for each in report.obstacles) or "one token must be decoded"
 
 
 def _next_tokens(slot: ServerSlot, n: int) -> Run:

@@ -7,10 +7,12 @@ times.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
 from kvsim.errors import KvsimError
@@ -25,6 +27,26 @@ class SpreadError(KvsimError):
     """A job could not be done, because its worker died again and again or there is no cluster."""
 
 
+def _processes() -> BaseContext:
+    """Fresh processes; where there is a server to fork them, it has read the libraries already."""
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["kvsim.workload.sweep"])
+    return context
+
+
+def _check_reachable(address: str) -> None:
+    """Ray waits for minutes for a cluster that is not there: look for it first."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.rpartition("//")[2], int(port)), timeout=5).close()
+    except OSError as error:
+        raise SpreadError(f"no Ray cluster at {address!r}: {error}") from None
+
+
 def _died(item: object) -> SpreadError:
     return SpreadError(f"a worker died {MOST_ATTEMPTS} times at {item!r:.200}")
 
@@ -34,7 +56,7 @@ def over_processes(work: Callable[[T], R], items: Sequence[T], processes: int) -
     attempts = [0] * len(items)
     left = set(range(len(items)))
     while left:
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        with ProcessPoolExecutor(processes, _processes()) as pool:
             started: dict[Future[R], int] = {}
             waiting = sorted(left)
             try:
@@ -68,6 +90,7 @@ def over_ray(work: Callable[[T], R], items: Sequence[T], address: str) -> Iterat
         raise SpreadError("Ray is not installed: pip install 'kvsim[cluster]'") from None
     ours = not ray.is_initialized()
     if ours:
+        _check_reachable(address)
         try:
             ray.init(address, log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError) as error:

@@ -1,0 +1,281 @@
+"""Plans, sweeps, and jobs that outlive their workers."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from dying_workers import die, die_once, wrong
+from typer.testing import CliRunner
+
+from kvsim.cli import app
+from kvsim.errors import CacheUsageError
+from kvsim.workload.account import MOST_SAMPLES, Account, Histogram, Sample, Totals
+from kvsim.workload.plan import Limits, candidates, plan
+from kvsim.workload.read import Workload
+from kvsim.workload.setup import Setup
+from kvsim.workload.spread import SpreadError, over_processes
+from kvsim.workload.sweep import Job, read_spec, run_job, sweep
+
+CHAT = Path("fixtures/workloads/azure_llm_2023_conv.csv.gz").absolute()
+
+
+# -- counting ---------------------------------------------------------------------------------
+
+
+def test_a_histogram_knows_quantiles_to_two_per_cent() -> None:
+    histogram = Histogram()
+    for value in [0.0, *range(1, 100)]:
+        histogram.add(float(value))
+    assert histogram.quantile(0.01) == 0
+    assert histogram.quantile(0.5) == pytest.approx(49, rel=0.02)
+    assert histogram.quantile(0.99) == pytest.approx(98, rel=0.02)
+    assert histogram.to_json()["max"] == 99
+    assert Histogram().quantile(0.5) == 0
+
+
+def test_samples_are_thinned() -> None:
+    account = Account(every=1.0)
+    for t in range(10 * MOST_SAMPLES):
+        if account.due(t):
+            account.sample(Sample(t, 0, 0, 0, 0, {}))
+    assert MOST_SAMPLES / 2 <= len(account.samples) < MOST_SAMPLES
+    gaps = [b.time - a.time for a, b in pairwise(account.samples)]
+    assert max(gaps) <= 2 * account.every
+    assert account.samples[0].time == 0
+
+
+def test_unaccounted_tokens_are_noticed() -> None:
+    from kvsim.errors import IntegrityError
+
+    Totals(requests=1, finished=1, prompt=3, computed=3, decoded=3).check()
+    with pytest.raises(IntegrityError, match="3 tokens of prompts, but 2"):
+        Totals(requests=1, finished=1, prompt=3, computed=2, decoded=2).check()
+
+
+# -- plans ------------------------------------------------------------------------------------
+
+
+def plan_for(
+    limits: Limits, contexts: tuple[int, ...] = (2048, 8192, 16384)
+) -> tuple[int | None, tuple[str, ...]]:
+    choices = [[{"n_ctx": n} for n in contexts], [{"unified": False}]]
+    found = plan(lambda: Workload(CHAT, 40), Setup("llama3-8b", parallel=2), choices, limits)
+    return (found.best.setup.n_ctx if found.best else None), found.binding
+
+
+def test_the_smallest_configuration_is_found_and_what_binds() -> None:
+    """The longest of the first 40 conversations does not fit into the half of 8,192 cells."""
+    longest = max(r.n_prompt + r.n_answer for r in Workload(CHAT, 40))
+    assert 4096 < longest < 8192
+    assert plan_for(Limits()) == (16384, ("unserved",))
+    assert plan_for(Limits(unserved=1.0)) == (2048, ())
+
+
+def test_memory_can_be_in_the_way() -> None:
+    of_largest = Setup("llama3-8b", parallel=2, n_ctx=16384).memory_bytes()
+    assert of_largest == 16384 * 32 * 2 * 8 * 128 * 2
+    assert plan_for(Limits(bytes=of_largest - 1)) == (None, ("bytes",))
+    assert plan_for(Limits(bytes=of_largest)) == (16384, ("unserved",))
+
+
+def test_every_limit_can_bind() -> None:
+    account = Account(totals=Totals(requests=10, rejected=1, prompt=100, reprocessed=11, failed_decodes=3))
+    account.first_token.add(2.0)
+    assert Limits(2, 0.1, 0.05, 1.9).broken(account) == [
+        "failed_decodes",
+        "reprocessed",
+        "unserved",
+        "first_token",
+    ]
+    assert Limits(3, 0.11, 0.1, 2.0).broken(account) == []
+    assert Limits(2, 0.1, 0.05, 1.9).broken(account, complete=False) == ["failed_decodes"]
+
+
+def test_candidates_are_those_that_can_be() -> None:
+    found = candidates(
+        Setup("llama3-8b", n_ctx=512), [[{"parallel": 2}, {"parallel": 300}], [{"n_batch": 512}]]
+    )
+    assert [setup.parallel for _, setup in found] == [2]
+    with pytest.raises(CacheUsageError, match="256"):
+        candidates(Setup("llama3-8b"), [[{"parallel": 300}]])
+
+
+# -- sweeps -----------------------------------------------------------------------------------
+
+
+def spec_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(text)
+    return path
+
+
+BASE = f"workloads: [{CHAT}]\nrequests: 5\nbase: {{arch: llama3-8b, n_ctx: 8192}}\n"
+
+
+def test_a_grid_is_every_combination(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    jobs = read_spec(spec_file(tmp_path, BASE + "grid: {parallel: [1, 2], unified: [true, false]}\n"))
+    assert [(j.setup.parallel, j.setup.unified, j.requests) for j in jobs] == [
+        (1, True, 5), (1, False, 5), (2, True, 5), (2, False, 5),
+    ]  # fmt: skip
+    assert len({job.key for job in jobs}) == 4
+
+
+def test_a_random_search_draws(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    text = BASE + "random: {n: 6, seed: 3, choices: {parallel: [1, 2, 3], n_ubatch: [64, 128]}}\n"
+    jobs = read_spec(spec_file(tmp_path, text))
+    assert 1 <= len(jobs) <= 6
+    assert jobs == read_spec(spec_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[1]", "a sweep has some of"),
+        ("{", "not YAML"),
+        ("workloads: []", "workloads is not a list"),
+        (BASE + "grid: {parallel: 4}", "lists of values"),
+        (BASE + "grid: {threads: [4]}", "unknown setting 'threads'"),
+        (BASE + "grid: {parallel: ['4']}", "parallel = '4' is not of type int"),
+        (BASE + "grid: {arch: [gpt]}", "unknown model 'gpt'"),
+        (BASE + "seeds: [0, 1]", "set fitted too"),
+        (BASE + "grid: {}\nrandom: {}", "not both"),
+        (BASE.replace("arch: llama3-8b, ", ""), "no model"),
+        (BASE + "fitted: -1", "fitted = -1"),
+    ],
+)
+def test_a_wrong_spec_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    pytest.importorskip("yaml")
+    with pytest.raises(Exception, match=r"spec.yaml|unknown model") as caught:
+        read_spec(spec_file(tmp_path, text))
+    assert says in str(caught.value)
+
+
+def jobs_of(n: int) -> list[Job]:
+    return [Job(str(CHAT), Setup("llama3-8b", n_ctx=8192, parallel=1 + i), requests=5) for i in range(n)]
+
+
+def row_of(job: Job) -> dict[str, object]:
+    return {"key": job.key, "parallel": job.setup.parallel}
+
+
+def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    jobs = jobs_of(3)
+    done: list[Job] = []
+    sweep(jobs[:2], tmp_path, report=done.append, work=row_of)
+    assert done == jobs[:2]
+    (tmp_path / "rows" / f"{jobs[0].key}.json").write_text(json.dumps({"key": "kept", "parallel": 99}))
+    path = sweep(jobs, tmp_path, report=done.append, work=row_of)
+    assert done == jobs
+    assert pq.read_table(path).to_pylist() == [{"key": "kept", "parallel": 99}, *map(row_of, jobs[1:])]
+
+
+def test_a_job_is_a_flat_row() -> None:
+    row = run_job(Job(str(CHAT), Setup("llama3-8b", n_ctx=8192, parallel=2), requests=5))
+    assert (row["arch"], row["requests"], row["finished"], row["failed_decodes"]) == ("llama3-8b", 5, 5, 0)
+    assert row["bytes"] == 8192 * 32 * 2 * 8 * 128 * 2
+    assert all(isinstance(value, str | int | float) for value in row.values())
+    made = run_job(Job(str(CHAT), Setup("llama3-8b", n_ctx=8192), requests=50, fitted=7, seed=1))
+    assert made["requests"] == 7
+
+
+# -- workers that die -------------------------------------------------------------------------
+
+
+def test_a_killed_process_costs_only_time(tmp_path: Path) -> None:
+    items = [str(tmp_path / name) for name in ("a", "b.kill", "c", "d")]
+    assert dict(over_processes(die_once, items, 2)) == {item: len(item) for item in items}
+    assert (tmp_path / "b.kill").exists()
+
+
+def test_a_job_that_always_kills_its_process_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsim.workload.spread.MOST_ATTEMPTS", 2)
+    with pytest.raises(SpreadError, match="died 2 times at 'x'"):
+        list(over_processes(die, ["x"], 1))
+    with pytest.raises(ValueError, match="no x"):
+        list(over_processes(wrong, ["x"], 1))
+
+
+# -- commands ---------------------------------------------------------------------------------
+
+
+def run(*args: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    return result.exit_code, result.output
+
+
+def test_simulate_prints_a_table_and_json() -> None:
+    asked = ("simulate", CHAT, "--arch", "llama3-8b", "--n-ctx", 8192, "--requests", 20)
+    code, text = run(*asked)
+    assert code == 0
+    assert "20 requests in" in text
+    assert "prompt tokens" in text
+    code, text = run(*asked, "--json")
+    report = json.loads(text)
+    assert (code, report["totals"]["requests"], report["setup"]["arch"]) == (0, 20, "llama3-8b")
+    assert report["samples"][-1]["caches"]["kv"]["used"] > 0
+    code, text = run(*asked, "--policy", "paged", "--fitted", 10, "--turns", 3, "--system", 50, "--json")
+    assert json.loads(text)["totals"]["requests"] == 10
+
+
+def test_simulate_writes_an_interval(tmp_path: Path) -> None:
+    trace = tmp_path / "interval.jsonl.gz"
+    code, _ = run(
+        "simulate", CHAT, "--arch", "llama3-8b", "--n-ctx", 4096, "--requests", 5, "--trace", trace,
+        "--trace-from", 2, "--trace-ops", 5,
+    )  # fmt: skip
+    assert code == 0
+    from kvsim.trace import read_trace
+
+    assert [step.i for step in read_trace(trace)] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("simulate", "no.csv", "--arch", "llama3-8b"), "cannot be opened"),
+        (("simulate", CHAT, "--arch", "no"), "unknown model"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--policy", "no"), "unknown policy"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--type-v", "q9"), "unknown cache type"),
+        (
+            ("simulate", CHAT, "--arch", "llama3-8b", "--policy", "paged", "--trace", "x", "--requests", 2),
+            "does not have",
+        ),
+        (("plan", CHAT, "--arch", "llama3-8b", "--parallel", "a"), "not a list of numbers"),
+        (("plan", CHAT, "--arch", "llama3-8b", "--layout", "a"), "unknown"),
+        (("sweep", "no.yaml", "--out", "x"), "cannot be opened"),
+    ],
+)
+def test_unusable_input_is_status_two(args: tuple[object, ...], says: str) -> None:
+    code, text = run(*args)
+    assert code == 2
+    assert says in text
+
+
+def test_plan_says_what_binds() -> None:
+    asked = (
+        "plan", CHAT, "--arch", "llama3-8b", "--parallel", 2, "--layout", "streams", "--requests", 40,
+    )  # fmt: skip
+    code, text = run(*asked, "--n-ctx", "8192,16384")
+    assert code == 0
+    assert "smallest: 2.00 GiB" in text
+    assert "binds: unserved" in text
+    code, text = run(*asked, "--n-ctx", "8192", "--json")
+    assert (code, json.loads(text)["best"], json.loads(text)["binding"]) == (1, None, ["unserved"])
+
+
+def test_sweep_makes_a_table(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    pq = pytest.importorskip("pyarrow.parquet")
+    spec = spec_file(tmp_path, BASE + "grid: {parallel: [1, 2]}\n")
+    code, text = run("sweep", spec, "--out", tmp_path / "out", "--processes", 1)
+    assert code == 0
+    assert "2 simulations" in text
+    table = pq.read_table(tmp_path / "out" / "results.parquet")
+    assert table.column("parallel").to_pylist() == [1, 2]
+    assert table.column("finished").to_pylist() == [5, 5]

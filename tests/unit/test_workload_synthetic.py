@@ -1,0 +1,77 @@
+"""Made-up workloads: what they share, and that they are like what they were fitted to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvsim.errors import CacheUsageError
+from kvsim.workload.read import Workload
+from kvsim.workload.synthetic import LogNormal, Synthetic, fit
+
+CHAT = Path("fixtures/workloads/azure_llm_2023_conv.csv.gz")
+SOME = Synthetic(400, 2.0, LogNormal(50, 0.5), LogNormal(20, 0.5), system=30, turns=4, think=5, seed=7)
+
+
+def test_the_same_seed_makes_the_same_requests() -> None:
+    assert list(SOME) == list(SOME)
+    assert list(SOME) != list(replace(SOME, seed=8))
+
+
+def test_requests_come_in_order_and_go_on() -> None:
+    """Every prompt begins with the system prompt; one of a later turn is all that was said, and more."""
+    requests = list(SOME)
+    assert [r.id for r in requests] == list(range(400))
+    assert requests[0].arrival == 0
+    assert all(a.arrival <= b.arrival for a, b in pairwise(requests))
+    said = {}
+    for r in requests:
+        tokens = r.tokens()
+        assert tokens[:30] == list(range(30))
+        said[r.answer.start] = [*tokens, *r.answer]
+    later = [r for r in requests if len(r.prompt) > 2]
+    for r in later:
+        before = said[r.prompt[-2].start]
+        assert r.tokens()[: len(before)] == before
+        assert r.n_prompt > len(before)
+    assert 0.65 < len(later) / len(requests) < 0.8  # three turns of four
+
+
+def test_a_rate_is_held() -> None:
+    seconds = list(replace(SOME, n_requests=4000, turns=1))[-1].arrival
+    assert seconds == pytest.approx(2000, rel=0.1)
+    regular = list(replace(SOME, n_requests=5, turns=1, burstiness=0))
+    assert [r.arrival for r in regular] == [0, 0.5, 1, 1.5, 2]
+
+
+def test_a_fit_is_like_the_trace() -> None:
+    trace = list(Workload(CHAT))
+    made = list(fit(trace, seed=1))
+    assert len(made) == len(trace)
+    assert made[-1].arrival == pytest.approx(trace[-1].arrival, rel=0.1)
+    for name in ("n_prompt", "n_answer"):
+        real, drawn = ([getattr(r, name) for r in rs] for rs in (trace, made))
+        assert np.median(drawn) == pytest.approx(np.median(real), rel=0.05)
+        assert max(drawn) <= max(real)
+        assert min(drawn) >= 1
+    gaps, drawn_gaps = (np.diff([r.arrival for r in rs]) for rs in (trace, made))
+    assert drawn_gaps.std() / drawn_gaps.mean() == pytest.approx(gaps.std() / gaps.mean(), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rate": 0}, {"turns": 0.5}, {"think": -1}, {"system": -1}, {"burstiness": -1}]
+)
+def test_what_cannot_be_drawn_is_refused(change: dict[str, float]) -> None:
+    with pytest.raises(CacheUsageError, match=next(iter(change))):
+        replace(SOME, **change)
+
+
+def test_lengths_need_a_spread() -> None:
+    with pytest.raises(CacheUsageError, match="median 0"):
+        LogNormal(0, 1)
+    with pytest.raises(CacheUsageError, match="fewer than two"):
+        fit(list(SOME)[:1])
