@@ -16,6 +16,9 @@ from kvsim.trace import Step
 def decoded(step: Step, before: Picture, after: Picture, placed: list[Placement], owners: OwnerTable) -> str:
     """The sentence of a decode that returned 0."""
     first = _pending(before)
+    if not placed:  # a memory under test may answer with its cells alone
+        took = f"{count(len(step.args['seq']), 'token')} taken, the trace has no ubatch that says how"
+        return f"{first}Then {took}." if first else f"{took}."
     if len(placed) == 1:
         main = f"{_who(placed[0], owners)} {_goes(placed[0])} {_where(placed, owners)}"
         reason = _reason(placed[0], before)

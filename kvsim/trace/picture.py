@@ -61,6 +61,15 @@ _UBATCH_OPTIONAL: Table = {
     "raw_n_kv": COUNT,
 }
 _SLOT: Table = {"strm": INTS, "idxs": LIST}
+_COPIES = tuple(
+    f"state_{what}_{end}_idxs" for what in ("persist", "restore", "snapshot") for end in ("src", "dst")
+)
+_PLAN: Table = {
+    **dict.fromkeys(("n_stream", "n_kv"), COUNT),
+    **dict.fromkeys(("n_visible", "state_pos", "state_read_idxs", *_COPIES), INTS),
+    **dict.fromkeys(("state_write_idxs", "state_write_pos"), INTS),
+}
+"""The plan of one compressor for a ubatch: index lists, and how many rows each token sees."""
 
 
 # -- after ------------------------------------------------------------------------------------
@@ -259,7 +268,10 @@ def _check_mask(rows: Any, name: str, n_tokens: int, header: Header, where: str)
 def _check_plan(plan: dict[str, Any], where: str) -> None:
     check_names(plan, COMPRESSORS, where)
     for name, part in plan.items():
-        RECORD.check(part, f"{where}.{name}")
-        for key, value in part.items():
-            kind = COUNT if key in ("n_stream", "n_kv") else INTS
-            kind.check(value, f"{where}.{name}.{key[:40]}")
+        check_record(part, _PLAN, f"{where}.{name}")
+        check_keys(part, _PLAN, f"{where}.{name}")
+        if len(part["state_write_idxs"]) != len(part["state_write_pos"]):
+            raise TraceError(
+                f"{where}.{name} writes {len(part['state_write_idxs'])} rows for "
+                f"{len(part['state_write_pos'])} positions"
+            )

@@ -19,7 +19,11 @@ HYBRID = "hybrid/qwen35-uni-c512-u32-s4-q8_0-rs2-09"
 
 @cache
 def told(name: str) -> list[Narration]:
-    trace = read_trace(f"fixtures/traces/{name}.jsonl.gz")
+    return sentences(f"fixtures/traces/{name}.jsonl.gz")
+
+
+def sentences(path: str) -> list[Narration]:
+    trace = read_trace(path)
     reader, before, found = PictureReader(trace.header), None, []
     for step in trace:
         after = reader.read(step.after)
@@ -157,3 +161,12 @@ def test_every_operation_of_every_memory_gets_a_whole_sentence(memory: str) -> N
             assert words.sentence.endswith(".")
             assert "  " not in words.sentence
             assert "no description" not in words.sentence
+
+
+def test_a_memory_under_test_may_take_a_batch_and_tell_no_ubatch() -> None:
+    said = sentences("fixtures/museum/gaps-accepted.jsonl")
+    assert said[1].sentence == "Position 9 of seq 2 goes to cell 0."
+    assert (said[2].verdict, said[2].sentence) == (
+        "0 ok",
+        "1 token taken, the trace has no ubatch that says how.",
+    )

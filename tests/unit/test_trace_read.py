@@ -532,6 +532,16 @@ OTHER_MEMORIES = {
         ubatch(lambda u: u["plan"]["csa"].update(n_kv=[])),
         "ubatches[0].plan.csa.n_kv is []",
     ),
+    "plan part": (
+        DSV4,
+        ubatch(lambda u: u["plan"]["csa"].pop("state_write_pos")),
+        "ubatches[0].plan.csa has no 'state_write_pos'",
+    ),
+    "plan rows": (
+        DSV4,
+        ubatch(lambda u: u["plan"]["lid"].update(state_write_idxs=[3, 7], state_write_pos=[12])),
+        "ubatches[0].plan.lid writes 2 rows for 1 positions",
+    ),
     "compressors": (
         DSV4,
         set_in("config.dsv4.csa.ratio", 0),
