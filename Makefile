@@ -1,6 +1,7 @@
 # app    open the web app (makes .venv on the first run)
 # test   lint, then every test
 # lint   ruff and mypy
+# docs   the pages and the API reference as a site, in build/docs
 # bench  the benchmarks of the reference
 # live   random operations on the real llama.cpp and on kvsim: 100,000 a memory, hours (LIVE=--ops 500: minutes)
 # museum look for every public fault of the museum with the tester
@@ -14,7 +15,7 @@ TESTS  ?= tests
 LIVE   ?= --ops 12500
 FIND_BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: app test lint bench museum live browser clean
+.PHONY: app test lint docs bench museum live browser clean
 
 app: .venv/app.done
 	$(BIN)/kvsim app
@@ -28,6 +29,11 @@ lint: .venv/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# a site without a warning; nothing is fetched
+docs: .venv/docs.done
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo build/docs/index.html
 
 bench: .venv/dev.done
 	OMP_NUM_THREADS=1 $(BIN)/kvsim bench cells
@@ -50,7 +56,7 @@ browser:
 	fi
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist docs/api *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -66,3 +72,7 @@ $(BIN)/python:
 .venv/dev.done: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[dev,engine,llamacpp]'
 	@touch $@ .venv/app.done
+
+.venv/docs.done: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable '.[docs]'
+	@touch $@
