@@ -50,13 +50,14 @@ def visit(opened, url):
 
 
 def count(page, text: str) -> None:
+    """The player stands there, and the page has come to rest."""
     page.locator(".kv-count", has_text=text).wait_for()
+    page.locator('[data-test-script-state="notRunning"]').wait_for()
 
 
 def remove(page, first: str) -> None:
     page.get_by_role("button", name="Remove").click()
-    page.get_by_label("To position, itself included").wait_for()
-    field = page.get_by_label("From position")
+    field = page.locator(".st-key-remove-from input")
     field.fill(first)
     field.press("Enter")
 
