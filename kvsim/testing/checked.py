@@ -242,18 +242,22 @@ class Checked:
             return
         saved = self.states[slot]
         self.events = [*self.events, *(carried(event, op.args.get("seq")) for event in saved.hazards)]
-        if ret == 0 or saved.op.args.get("flags") != op.args.get("flags"):
-            return
-        if op.op == "state_set":
-            self.ledger.edit("clear", {})
-            into = {s: s for s in range(self.n_seq_max)}
-        else:
-            into = {saved.op.args["seq"]: op.args["seq"]}
         restored = state_leaves(self.memory, op.args.get("flags", 0))
+        if ret == 0 or state_leaves(self.memory, saved.op.args.get("flags", 0)) != restored:
+            return  # a hazard speaks of a state that was read with flags that name other parts
+        into = self._restored_as(saved.op, op)
         for name in restored:
             self.ledger.parts[name].restore(saved.parts[name], into)
         if self._pair is not None and self._pair[0] not in restored:
             self._astray.update(s for s in into.values() if not self._fits(s))
+
+    def _restored_as(self, saved: Op, op: Op) -> dict[int, int]:
+        """Which sequence each saved one becomes. A state that is read as the whole (sequence -1) replaces
+        everything, and one of a single sequence brings its own id."""
+        if op.op == "state_seq_set" and op.args["seq"] >= 0:
+            return {saved.args["seq"]: op.args["seq"]}
+        self.ledger.edit("clear", {})
+        return {s: s for s in (range(self.n_seq_max) if saved.op == "state_get" else [saved.args["seq"]])}
 
     def _fits(self, seq: int) -> bool:
         """Whether the window part holds nothing but what the other part holds too: a partial state, which

@@ -26,6 +26,7 @@ from kvsim.ledger_states import Histories, State
 from kvsim.memory import IntArray, View
 from kvsim.models.cache_spec import CacheSpec
 from kvsim.models.context_params import ResolvedContext
+from kvsim.tensors.recurrent_store import RecurrentStore
 from kvsim.tensors.store import KVStore
 
 INK_BYTES = 8
@@ -112,11 +113,18 @@ def cells_of(cache: KVCache) -> dict[int, list[Entry]]:
     return held
 
 
+def inked(store: RecurrentStore) -> tuple[str, int]:
+    """The part and layer whose rows carry the histories: a state if there is one, else (LFM2 keeps none) the
+    convolution's."""
+    return next((part, il) for part in "sr" for il, rows in store.rows[part].items() if rows.shape[1])
+
+
 def states_of(memory: RecurrentMemory) -> dict[int, State]:
     """Where the state of each sequence stands, and what it has seen: the row that its next token reads."""
     store = memory.store
     assert store is not None
-    rows = next(iter(store.rows["s"].values()))[:, 0]
+    part, il = inked(store)
+    rows = store.rows[part][il][:, 0]
     states = {}
     for seq in range(memory.n_seq_max):
         cell = memory.cells.cell_of(seq)
@@ -206,8 +214,8 @@ class InkNetwork:
         memory, n_seqs, length = view.memory, ubatch.n_seqs, ubatch.n_seq_tokens
         store = memory.store
         assert store is not None
-        il = next(iter(store.rows["s"]))
-        start = store.initial_states("s", il, view.head, view.rs_z, view.s_copy, n_seqs)[:, 0]
+        part, il = inked(store)
+        start = store.initial_states(part, il, view.head, view.rs_z, view.s_copy, n_seqs)[:, 0]
         n_planes = min(length, memory.n_rs_seq + 1)
         planes = np.zeros((n_planes, n_seqs, 1), np.float32)
         for k in range(n_seqs):
@@ -218,7 +226,7 @@ class InkNetwork:
                 back = length - 1 - t
                 if back < n_planes:
                     planes[back, k, 0] = history
-        store.write_states("s", il, view.head, planes)
+        store.write_states(part, il, view.head, planes)
 
     def _write(self, view: KVView, instances: IntArray) -> None:
         store = view.cache.store
