@@ -36,7 +36,8 @@ def show_command(
     for name, streams in step.after["caches"].items():
         for s, stream in enumerate(streams):
             old = before.after["caches"][name][s] if before else stream
-            _print_stream(out, name, s, stream, old, reader.header)
+            unseen = s in step.after.get("unseen", {}).get(name, ())
+            _print_stream(out, name, s, stream, old, reader.header, unseen)
     _print_recurrent(out, step.after["recurrent"])
     _print_positions(out, step.after)
 
@@ -68,7 +69,13 @@ def _print_operation(out: Console, said: Narration, step: Step) -> None:
 
 
 def _print_stream(
-    out: Console, name: str, s: int, stream: dict[str, Any], old: dict[str, Any], header: Header
+    out: Console,
+    name: str,
+    s: int,
+    stream: dict[str, Any],
+    old: dict[str, Any],
+    header: Header,
+    unseen: bool,
 ) -> None:
     size = header.caches[name]["size"]
     facts = [f"{stream['used']:,} of {size:,} cells used", f"head {stream['head']}"]
@@ -77,12 +84,25 @@ def _print_stream(
     if stream["has_shift"]:
         facts.append(f"{sum(cell[3] != 0 for cell in stream['cells'])} shifts pending")
     title = name if header.caches[name]["n_stream"] == 1 else f"{name}, stream {s}"
+    if unseen:
+        facts.append("its cells were not shown")
     out.print(Text(f"\n{title}", style="bold").append(f"  {', '.join(facts)}", "not bold"))
+    if unseen and not stream["cells"]:
+        return
     for row in fold_rows(map_rows(stream, size, 64 if out.width >= 136 else 32)):
         if isinstance(row, range):
             out.print(Text(f"{row.start:>7}  ... {len(row):,} empty cells", "dim"))
         else:
             out.print(Text(f"{row.first:>7} ").append(map_text(row.cells)))
+
+
+def _held(cells: list[list[Any]]) -> list[tuple[int, tuple[int, int]]]:
+    """The first and the last position of every sequence in a stream's cells."""
+    positions: dict[int, list[int]] = {}
+    for _, pos, seqs, *_ in cells:
+        for seq in seqs:
+            positions.setdefault(seq, []).append(pos)
+    return [(seq, (min(held), max(held))) for seq, held in sorted(positions.items())]
 
 
 def _print_recurrent(out: Console, recurrent: dict[str, Any] | None) -> None:

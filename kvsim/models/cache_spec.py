@@ -4,20 +4,20 @@
 name, the recurrent part and DeepSeek-V4's compressor states, which a recording's header has as
 ``config.caches``, ``config.recurrent`` and ``config.dsv4``. The caches' names, in order of visit:
 
-=============  =================================  ==================================================
-kind           caches                             source
-=============  =================================  ==================================================
-``kv``         kv                                 ``src/llama-kv-cache.cpp``
-``iswa``       base, swa                          ``src/llama-kv-cache-iswa.cpp``
-``recurrent``  none                               ``src/llama-memory-recurrent.cpp``
-``hybrid``     attn                               ``src/llama-memory-hybrid.cpp``
-``hybrid_iswa``  base, swa                        ``src/llama-memory-hybrid-iswa.cpp``
-``hybrid_idx``   attn, idx (if it has an indexer) ``src/llama-memory-hybrid-idx.cpp``
-``dsa``        mla, lid                           ``src/llama-kv-cache-dsa.cpp``
-``dsa_iswa``   mla, lid, swa                      ``src/llama-kv-cache-dsa-iswa.cpp``
-``msa``        base, idx                          ``src/llama-kv-cache-msa.cpp``
-``dsv4``       raw.base, raw.swa, csa, hca, lid   ``src/llama-kv-cache-dsv4.cpp``
-=============  =================================  ==================================================
+===============  =================================  ========================================
+kind             caches                             source
+===============  =================================  ========================================
+``kv``           kv                                 ``src/llama-kv-cache.cpp``
+``iswa``         base, swa                          ``src/llama-kv-cache-iswa.cpp``
+``recurrent``    none                               ``src/llama-memory-recurrent.cpp``
+``hybrid``       attn                               ``src/llama-memory-hybrid.cpp``
+``hybrid_iswa``  base, swa                          ``src/llama-memory-hybrid-iswa.cpp``
+``hybrid_idx``   attn, idx (if it has an indexer)   ``src/llama-memory-hybrid-idx.cpp``
+``dsa``          mla, lid                           ``src/llama-kv-cache-dsa.cpp``
+``dsa_iswa``     mla, lid, swa                      ``src/llama-kv-cache-dsa-iswa.cpp``
+``msa``          base, idx                          ``src/llama-kv-cache-msa.cpp``
+``dsv4``         raw.base, raw.swa, csa, hca, lid   ``src/llama-kv-cache-dsv4.cpp``
+===============  =================================  ========================================
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ What makes them the same, leaf by leaf and stream by stream:
 - a step searches on from where the last one ended, unless the head is so far behind the used cells that it
   starts over (``find_slot``); the run of steps ends before that could happen;
 - a cell that no step may take is passed over by all; a window cell that a later step may take, though the
-first
-  may not, ends the run of steps where the search comes to it;
+  first may not, ends the run of steps where the search comes to it;
 - placing reads nothing of earlier steps but what they took.
 
 Everything else goes through :meth:`Context.decode`: other kinds of memory, a cache that might refuse, a
@@ -34,6 +33,7 @@ from kvsim.caches.kv import KVCache
 from kvsim.caches.slot_search import FIRST_WINDOW, SlotSearch
 from kvsim.cells import CellTable
 from kvsim.context import OK, Context
+from kvsim.errors import IntegrityError
 from kvsim.memory import IntArray, SlotInfo
 from kvsim.models.params import SwaType
 from kvsim.splitter import Splitter
@@ -223,6 +223,8 @@ class BulkDecoder:
         later = _later_starts(cache, search.cells, chunks, row) if search.cells and len(sizes) > 1 else {}
         taken, limit, searched = _sweep(search, int(sizes[0]), ends, later)
         n = min(limit, int(np.searchsorted(ends, len(taken), side="right")))
+        if n == 0:
+            raise IntegrityError(f"cache {cache.name!r} has no room for a ubatch that was sure to fit")
         n = _before_restart(search.cells, taken, sizes, ends, n)
         self.n_searched += searched
         return taken[: int(ends[n - 1])], n

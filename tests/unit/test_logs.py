@@ -347,3 +347,14 @@ def test_on_the_command_line(tmp_path):
     assert run.exit_code == 2
     assert "LLAMA_KV_CACHE_DEBUG=3" in run.stderr
     assert CliRunner().invoke(app, ["import-log", str(tmp_path / "missing.log")]).exit_code == 2
+
+
+def test_show_says_which_cells_the_log_does_not_show(tmp_path):
+    context = imported("gemma3", 2).main
+    path = tmp_path / "trace.jsonl.gz"
+    with TraceWriter(path, context.header()) as writer:
+        for step in context.steps():
+            writer.write(step)
+    lines = CliRunner().invoke(app, ["show", str(path), "--at", "6"]).stdout.splitlines()
+    assert "base  64 of 512 cells used, head 64, its cells were not shown" in lines
+    assert any(line.startswith("swa  ") and "not shown" not in line for line in lines)
