@@ -11,6 +11,7 @@ from kvsim.cli.outcome import Meeting, Parting
 from kvsim.cli.terminal import map_text
 from kvsim.hazards import HAZARDS
 from kvsim.narrate.calls import call
+from kvsim.narrate.words import count
 from kvsim.trace.cellmap import cell_in_words, differing_cells, side_by_side
 
 SHOWN = 10
@@ -20,18 +21,18 @@ SHOWN = 10
 def explain_hazards(out: Console, met: dict[str, Meeting]) -> None:
     """Print each hazard once: how often it was met, where first, and what happens then."""
     for name, meeting in met.items():
-        first = f"first by operation {meeting.i}, {meeting.call}"
-        out.print(Text(f"  hazard {name}: {meeting.operations} times, {first}"))
+        first = f"first {meeting.i}, {meeting.call}"
+        out.print(Text(f"  hazard {name}: {count(meeting.operations, 'operation')}, {first}"))
         out.print(Text(f"    {HAZARDS[name].happens}"))
 
 
 def explain(out: Console, parting: Parting) -> None:
     """Print a step on which recording and replay differ, and the streams whose cells do."""
     header, recorded, computed, found = parting.header, parting.recorded, parting.computed, parting.found
-    out.print(Text(f"  operation {recorded.i}, {call(recorded)}: {len(found)} fields differ"))
+    out.print(Text(f"  operation {recorded.i}, {call(recorded)}: {count(len(found), 'difference')}"))
     for difference in found[:SHOWN]:
         out.print(Text(f"    {difference}"))
-    _print_rest(out, len(found), "fields")
+    _print_rest(out, len(found), "field")
     for name, streams in recorded.after["caches"].items():
         for s, ours in enumerate(streams):
             theirs = computed.after["caches"][name][s]
@@ -59,9 +60,9 @@ def _print_cells(out: Console, ours: dict[str, Any], theirs: dict[str, Any]) -> 
     for index in cells[:SHOWN]:
         recorded, computed = (cell_in_words(picture.get(index)) for picture in pictures)
         out.print(Text(f"    cell {index}: recorded {recorded}; computed {computed}"))
-    _print_rest(out, len(cells), "cells")
+    _print_rest(out, len(cells), "cell")
 
 
 def _print_rest(out: Console, n: int, what: str) -> None:
     if n > SHOWN:
-        out.print(Text(f"    and {n - SHOWN} more {what}"))
+        out.print(Text(f"    and {count(n - SHOWN, f'more {what}')}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -69,7 +70,7 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
     """The given files, and every trace in the given folders, in order. Fails if there is nothing."""
     found: list[Path] = []
     for path in paths:
-        if not path.exists():
+        if not os.path.exists(path):  # Path.exists raises where a name is too long
             fail(f"{path}: no such file or folder")
         inside = [p for p in path.rglob("*") if p.name.endswith((".jsonl", ".jsonl.gz"))]
         if path.is_dir() and not inside:

@@ -47,7 +47,7 @@ def open_gguf(path: str | Path) -> GGUFFile:
         raise ModelError("reading model files needs the gguf package: pip install 'kvsim[models]'") from None
     path = Path(path)
     if not path.is_file():
-        raise ModelError(f"{path}: no such file")
+        raise ModelError(f"{path}: there is no such file, or it is not a regular one")
     try:
         reader = gguf.GGUFReader(path)
         values = {name: _plain(field.contents()) for name, field in reader.fields.items()}

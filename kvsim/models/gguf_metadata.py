@@ -63,16 +63,18 @@ class GGUFHeader:
 def read_header(path: str | Path) -> GGUFHeader:
     """Read a file's header. Raises ModelError if it is missing, damaged or not GGUF."""
     path = Path(path)
-    if not path.is_file():
-        raise ModelError(f"{path}: no such file")
-    with path.open("rb") as file:
-        if path.stat().st_size < 24:
-            raise ModelError(f"{path}: not a readable GGUF file: it is too short")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            try:
+    try:
+        if not path.is_file():
+            raise ModelError(f"{path}: there is no such file, or it is not a regular one")
+        with path.open("rb") as file:
+            if path.stat().st_size < 24:
+                raise ModelError(f"{path}: not a readable GGUF file: it is too short")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _header(path, _Cursor(data))
-            except _DamagedError as error:
-                raise ModelError(f"{path}: not a readable GGUF file: {error}") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be opened: {error.strerror}") from None
+    except _DamagedError as error:
+        raise ModelError(f"{path}: not a readable GGUF file: {error}") from None
 
 
 class _DamagedError(Exception):

@@ -91,6 +91,8 @@ class Trace:
             return open(self._source, "rb")
         except OSError as error:
             raise TraceError(f"cannot be opened: {error.strerror}", self.path) from None
+        except ValueError as error:  # a NUL in the name
+            raise TraceError(f"cannot be opened: {error}", repr(self.path)) from None
 
 
 def read_trace(source: str | os.PathLike[str] | bytes, name: str = "") -> Trace:

@@ -80,7 +80,7 @@ def test_replay_explains_the_first_difference_side_by_side(tampered):
     lines = run("replay", "--explain", path).stdout.splitlines()
     lines = lines[:1] + lines[next(k for k, line in enumerate(lines) if line.startswith("  operation ")) :]
     assert lines[1].startswith(f"  operation {i}, decode(")
-    assert lines[1].endswith(": 1 fields differ")
+    assert lines[1].endswith(": 1 difference")
     assert lines[2].startswith(f"    after.caches.swa[0].cells[{index}]: recorded [{index}, {pos}, ")
     assert lines[4] == "  swa, stream 0"
     assert lines[5].startswith("  recorded, head ")
@@ -99,7 +99,7 @@ def test_replay_tells_the_hazards_that_were_met():
     moved = met["shift-moves-other-owners"]
     lines = run("replay", "--explain", trace).stdout.splitlines()
     [k] = [k for k, line in enumerate(lines) if line.startswith("  hazard shift-moves-other-owners: ")]
-    told = f"{moved['operations']} times, first by operation {moved['first']}, seq_"
+    told = f"{moved['operations']} operations, first {moved['first']}, seq_"
     assert lines[k].startswith(f"  hazard shift-moves-other-owners: {told}")
     assert lines[k + 1] == f"    {HAZARDS['shift-moves-other-owners'].happens}"
 

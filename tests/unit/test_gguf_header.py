@@ -210,8 +210,12 @@ def test_missing_key_is_named() -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no such file"):
+    with pytest.raises(ModelError, match="there is no such file, or it is not a regular one"):
         read_model(tmp_path / "none.gguf")
+    with pytest.raises(ModelError, match="there is no such file, or it is not a regular one"):
+        read_model(tmp_path)
+    with pytest.raises(ModelError, match="cannot be opened: File name too long"):
+        read_model("a" * 5000)
 
 
 def outcome_of(data: bytes, path: Path) -> str:

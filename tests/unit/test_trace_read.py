@@ -578,3 +578,9 @@ def test_parts_that_other_memories_have(name):
     error = refusal(as_bytes(lines))
     assert error is not None
     assert reason in error.reason
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a" * 5000])
+def test_names_that_no_file_can_have(name):
+    with pytest.raises(TraceError, match="cannot be opened: "):
+        read_trace(name)
