@@ -10,10 +10,8 @@ import numpy as np
 from app.lessons.lesson import Answer, Moment
 from kvsim.changes import Lane, Picture, masked_swa
 
-OK, REFUSED, NOTHING = 0, 1, 2
 
-
-def _lane(m: Moment, picture: Picture, cache: str, stream: int = 0) -> Lane:
+def _lane(picture: Picture, cache: str, stream: int = 0) -> Lane:
     return next(lane for lane in picture.lanes if (lane.spec.cache, lane.spec.stream) == (cache, stream))
 
 
@@ -69,19 +67,19 @@ def moved_to(cache: str) -> Answer:
 
 def head(cache: str) -> Answer:
     """Where the next search begins."""
-    return lambda m: _lane(m, m.after, cache).head
+    return lambda m: _lane(m.after, cache).head
 
 
 def used(cache: str, stream: int = 0) -> Answer:
     """Cells in use afterwards."""
-    return lambda m: _lane(m, m.after, cache, stream).used
+    return lambda m: _lane(m.after, cache, stream).used
 
 
 def freed(cache: str) -> Answer:
     """Cells that were used before and are empty now."""
 
     def answer(m: Moment) -> int:
-        before, after = _lane(m, m.before, cache), _lane(m, m.after, cache)
+        before, after = _lane(m.before, cache), _lane(m.after, cache)
         return int(((before.owners != 0) & (after.owners == 0)).sum())
 
     return answer
@@ -121,7 +119,7 @@ def first_position(seq: int, cache: str) -> Answer:
     """The smallest position of a sequence in a cache."""
 
     def answer(m: Moment) -> int:
-        lane = _lane(m, m.after, cache)
+        lane = _lane(m.after, cache)
         return int(lane.pos[_holding(m, lane, seq)].min())
 
     return answer
@@ -136,7 +134,7 @@ def visible(seq: int, cache: str) -> Answer:
     """How many positions in a cache the last token sees, itself included: the width of its mask."""
 
     def answer(m: Moment) -> int:
-        lane = _lane(m, m.after, cache)
+        lane = _lane(m.after, cache)
         pos = lane.pos[_holding(m, lane, seq)]
         query = np.full_like(pos, pos.max())
         return int((~masked_swa(lane.spec.swa_type, lane.spec.n_swa, pos, query)).sum())
@@ -148,7 +146,7 @@ def shifts_pending(cache: str) -> Answer:
     """Keys that still carry an old rotation."""
 
     def answer(m: Moment) -> int:
-        lane = _lane(m, m.after, cache)
+        lane = _lane(m.after, cache)
         return int((lane.cells[lane.owners != 0, 2] != 0).sum())
 
     return answer
@@ -170,7 +168,7 @@ def moves_with(strategy: str, cache: str) -> Answer:
     plan = {"classic": plan_classic, "minimal": plan_minimal}[strategy]
 
     def answer(m: Moment) -> int:
-        lane = _lane(m, m.before, cache)
+        lane = _lane(m.before, cache)
         end = int(np.flatnonzero(lane.owners)[-1]) + 1
         return len(plan(lane.owners[:end] == 0, 1000))
 
@@ -237,7 +235,7 @@ def blocks(seq: int, cache: str) -> Answer:
     """Blocks of positions in which a sequence holds at least one."""
 
     def answer(m: Moment) -> int:
-        lane = _lane(m, m.after, cache)
+        lane = _lane(m.after, cache)
         size = m.header.hparams["indexer_block_size"]
         return len({int(p) // size for p in lane.pos[_holding(m, lane, seq)]})
 

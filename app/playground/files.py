@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.playground.lines import MOST_LINES, line_of
+from app.playground.line_text import line_of
+from app.playground.lines import MOST_LINES
 from app.playground.run import Live
 from app.playground.setup import MAX_CELLS, Setup, SetupError
 from kvsim.errors import KvsimError, TraceError

@@ -16,7 +16,8 @@ from hypothesis import strategies as some
 
 from app.playground.acts import ActError, Decode, Part, Plain, Restore, Save, Speculate
 from app.playground.files import scene_of_trace, trace_bytes
-from app.playground.lines import parse, text_of
+from app.playground.line_text import text_of
+from app.playground.lines import parse
 from app.playground.link import packed, unpacked
 from app.playground.run import Run
 from app.playground.scenarios import NAMES, scenario
