@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from kvsim.batch import Batch
 from kvsim.caches.factory import LeafFactory
@@ -95,13 +96,9 @@ class Replayer:
         return None
 
     def decode(self, args: dict[str, Any]) -> int:
-        tokens, n_embd = args["tokens"], None
-        seq, out = args.get("seq"), args.get("out")
-        if tokens is None:
-            import numpy as np
-
-            n_embd = np.zeros((len(seq or ()), 0), np.float32)
-        batch = Batch(tokens=tokens, embd=n_embd, pos=args.get("pos"), seq_ids=seq, output=out)
+        tokens, seq, out = args["tokens"], args.get("seq"), args.get("out")
+        embd = np.zeros((len(seq or ()), 0), np.float32) if tokens is None else None
+        batch = Batch(tokens=tokens, embd=embd, pos=args.get("pos"), seq_ids=seq, output=out)
         return self.context.decode(batch, fault_of(args))
 
     def state(self, op: str, args: dict[str, Any]) -> int:
@@ -175,8 +172,3 @@ def defragmented(context: Context, strategy: Strategy) -> dict[str, list[list[in
         name: [[report.stream, m.src, m.dst, m.length] for report in cache.last_defrag for m in report.moves]
         for name, cache in caches.items()
     }
-
-
-def fingerprint(data: bytes) -> str:
-    """The digest a recording keeps of a saved state."""
-    return hashlib.sha256(data).hexdigest()
