@@ -149,8 +149,8 @@ class FailedDecode:
 
 @dataclass
 class Account:
-    """All that is counted. ``reasons`` says why something could not be reused, by request; ``reprocessed`` how
-    many tokens had to be computed again for that reason."""
+    """All that is counted. ``reasons`` says why something could not be reused, by request; ``reprocessed``
+    how many tokens had to be computed again for that reason."""
 
     totals: Totals = field(default_factory=Totals)
     wait: Histogram = field(default_factory=Histogram)

@@ -27,7 +27,7 @@ TRACE = Path("fixtures/workloads/azure_llm_2023_conv.csv.gz")
 
 
 def test_a_tiny_workload_is_the_same_operations_by_hand() -> None:
-    """Two slots, three requests. The third comes back to the prompt of the first, which a slot still holds."""
+    """Two slots, three requests. The third comes back to the prompt of the first, which a slot holds."""
     server = server_of(config_of(n_ctx=512, n_seq_max=2, kv_unified=True))
     prompts = [range(40), range(1000, 1010), range(44)]
     requests = [request(i, 6.0 * (i == 2), prompt, 3) for i, prompt in enumerate(prompts)]

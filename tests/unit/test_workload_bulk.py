@@ -87,7 +87,8 @@ def test_together_is_step_by_step(data: st.DataObject) -> None:
     pair = Pair(
         *contexts(
             draw(st.sampled_from(ARCHS)), n_seqs, draw(st.booleans()), n_ubatch,
-            draw(st.sampled_from([4, 9])), draw(st.sampled_from([-6, 0, 5, 30])), draw(st.sampled_from([40, 90, 200])),
+            draw(st.sampled_from([4, 9])), draw(st.sampled_from([-6, 0, 5, 30])),
+            draw(st.sampled_from([40, 90, 200])),
         )
     )  # fmt: skip
     seqs = st.lists(st.integers(0, n_seqs - 1), min_size=1, unique=True).map(sorted)
