@@ -16,7 +16,7 @@ from kvsim.errors import CacheUsageError, KvsimError
 from kvsim.models.context_params import ContextParams
 from kvsim.models.params import ModelParams
 from kvsim.ops import Op
-from kvsim.replay import Replayer, context_of
+from kvsim.replay import N_VOCAB, Replayer, context_of
 from kvsim.testing.cache_info import CACHES, Config
 from kvsim.testing.checked import Checked, CheckError
 from kvsim.testing.mutants import MUTANTS
@@ -112,6 +112,7 @@ def _checked(
     with fault or nullcontext():
         checked = Checked(CACHES[header.memory], _config(header))
         checked.context.recording = True
+        checked.context.allocator.n_vocab = N_VOCAB
         for step in steps:
             try:
                 ret = step.ret if step.op in ("init", "rows") else checked.perform(Op(step.op, step.args))
