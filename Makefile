@@ -32,6 +32,7 @@ lint: .venv/dev.done
 
 # a site without a warning; nothing is fetched
 docs: .venv/docs.done
+	rm -rf build/docs docs/api
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo build/docs/index.html
 
