@@ -91,7 +91,13 @@ def read_cells(
     """
     if not softcap and bias is None and sinks is None:
         grouped = q.shape[1] != k.shape[1]
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+        if grouped and q.shape[2] == 1 and (mask.dim() < 3 or mask.shape[-3] == 1):
+            # one token: the heads that share a key head are as many tokens, and its rows are read once
+            shared = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+            out = scaled_dot_product_attention(shared, k, v, attn_mask=mask, scale=scale)
+            out = out.reshape(*q.shape[:3], v.shape[3])
+        else:
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
         return torch.where(mask.any(-1, keepdim=True), out, 0)
     n_rep = q.shape[1] // k.shape[1]
     z = (q.unflatten(1, (-1, n_rep)) @ k[:, :, None].transpose(-1, -2)).flatten(1, 2).to(

@@ -75,8 +75,14 @@ class Cells:
         self.ids[stream] = set()
         if self.minus_one is not None:
             self.minus_one.reset(stream)
-            if not any(self.top):
-                self.minus_one = None
+
+    def clear(self) -> None:
+        """Every stream empty, every head at 0."""
+        self.minus_one = None
+        for stream in range(self.n_stream):
+            self.reset(stream)
+        self.heads.zero_()
+        self.may_shift = False
 
     def know(self, stream: int, ids: Sequence[int] | set[int]) -> None:
         """Sequences are about to get cells; above id 31 owner bits need eight words."""
@@ -276,7 +282,8 @@ class Cells:
         self.may_shift = False
 
     def copy_sequence(self, src: int, dst: int, seq: int, owner: int) -> None:
-        """Fill the stream ``dst`` with the cells of ``seq`` in ``src``, under ``owner``; heads become equal."""
+        """Fill the stream ``dst`` with the cells of ``seq`` in ``src``, under ``owner``; heads become equal. A cell
+        that was divided below 0 falls, but for its token."""
         hi = self.reach(src)
         self.reset(dst)
         self.know(dst, {owner})
@@ -285,9 +292,16 @@ class Cells:
         if not hi:
             return
         mine = self.has(src, seq, hi)
-        self.planes[:, dst, :hi] = torch.where(mine, self.planes[:, src, :hi], self.empty)
+        cells = torch.where(mine, self.planes[:, src, :hi], self.empty)
+        self.has_shift[dst] = (cells[SHIFT] != 0).any()
+        if self.minus_one is not None:
+            fallen = mine & (cells[POS] < 0) & (cells[SHIFT] != 0)
+            cells[POS].masked_fill_(fallen, -1)
+            cells[SHIFT].masked_fill_(fallen, 0)
+            cells[KEPT].masked_fill_(fallen, 1)
+            mine &= ~fallen
+        self.planes[:, dst, :hi] = cells
         self.seq[owner // WORD_BITS, dst, :hi] = _bits(mine, signed_bit(owner))
-        self.has_shift[dst] = (self.planes[SHIFT, dst, :hi] != 0).any()
         if self.minus_one is not None:
             pos, words = self.planes[POS, dst], self.seq[:, dst]
             self.minus_one.used[dst] = mine & (pos == -1)

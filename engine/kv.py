@@ -38,6 +38,7 @@ from kvsim.memory import (
     Leaf,
     PrepareFailure,
     SlotInfo,
+    check_delta,
     position_range,
 )
 from kvsim.models.cache_spec import CacheSpec
@@ -179,20 +180,24 @@ class KVCache(AttentionLeaf):
 
     def place(self, slot: DeviceSlot, may_evict: bool) -> None:
         """Write positions, ext and owners; purge so that sequences stay gapless; move the heads."""
-        ubatch, table = slot.rows.ubatch, self.table
+        self.note_placed(slot, may_evict)
+        self.write_cells(slot.flat, slot.rows, slot.strm, may_evict, hi=self.high)
+
+    def note_placed(self, slot: DeviceSlot, may_evict: bool) -> None:
+        """What the host remembers of a placement."""
+        table = self.table
         for i, (stream, part) in enumerate(zip(slot.strm, slot.idxs, strict=True)):
             reach = max(table.top[stream], int(part.max(initial=-1)) + 1)
             table.top[stream] = reach if slot.used_max is None else slot.used_max[i]
             self.exact_top[stream] = slot.used_max is not None or (self.exact_top[stream] and not may_evict)
             self.high = max(self.high, reach)
             self.free[stream] = max(0, self.free[stream] - len(part))
-        self.write_cells(slot.flat, slot.rows, slot.strm, may_evict, hi=self.high)
         if slot.ends is not None:
             self.learn_ranges(*slot.ends)
         elif may_evict:
             self._ranges = {}
         else:
-            self._extend_ranges(ubatch)
+            self._extend_ranges(slot.rows.ubatch)
 
     def write_cells(
         self,
@@ -284,10 +289,7 @@ class KVCache(AttentionLeaf):
     # -- sequence operations -------------------------------------------------------------------
 
     def clear(self, data: bool) -> None:
-        for stream in range(self.n_stream):
-            self.table.reset(stream)
-        self.table.heads.zero_()
-        self.table.may_shift = False
+        self.table.clear()
         self._changed("clear")
         self._ranges = dict.fromkeys(range(self.known_ids()), (-1, -1))
         self.exact_top = [True] * self.n_stream
@@ -327,6 +329,7 @@ class KVCache(AttentionLeaf):
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         self.check_editable("seq_add", seq)
+        check_delta(delta)
         p0, p1 = position_range(p0, p1)
         if delta == 0 or p0 == p1:
             return

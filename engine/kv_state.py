@@ -64,7 +64,9 @@ def _saved_cells(cache: KVCache, stream: int, seq: int) -> tuple[np.ndarray, ...
     at = np.flatnonzero(values[0])
     pos, tok, x, y = values[1:5, at]
     if seq == -1:
-        owners = [[s for s in ids if s < cache.n_seq_max] for ids in owners_of(values[5:, at].astype(np.int32))]
+        owners = [
+            [s for s in ids if s < cache.n_seq_max] for ids in owners_of(values[5:, at].astype(np.int32))
+        ]
     else:  # an id beyond n_seq_max is never listed: such a state cannot be restored
         owners = [[seq] if seq < cache.n_seq_max else []] * len(at)
     return at, pos, tok, x, y, owners

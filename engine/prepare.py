@@ -82,7 +82,15 @@ class SlotSearch:
                 undo.append((flat, saved, heads, self.ok, traces))
                 cache.write_cells(flat, row, strm, cache.windowed, self.ok, high)
             elif place:
-                undo.append((flat, None, self.table.heads, self.ok, None))
+                undo.append(
+                    (
+                        flat,
+                        None,
+                        self.table.heads.clone() if cache.n_stream > 1 else self.table.heads,
+                        self.ok,
+                        None,
+                    )
+                )
             if self.trial or not self._knows_top(strm):
                 asked["used_max"] = self._used_max(strm, high, flat)
             self._asked.append(asked)
@@ -183,7 +191,7 @@ class SlotSearch:
             back = table.heads.clone()
             for local, stream in enumerate(strm):
                 back[stream] = heads[local]
-            table.heads = torch.where(ok, back, heads)
+            table.heads.copy_(torch.where(ok, back, heads))
 
     def _place_once_more(self, hi: int) -> None:
         """With a window, what a later ubatch purged is gone when an earlier one is applied: only a second run
@@ -198,7 +206,7 @@ class SlotSearch:
             table.put_back(flat, saved)
         if table.minus_one is not None:
             table.minus_one.put_back(traces)
-        table.heads = heads
+        table.heads.copy_(heads)
 
     def _may_fail(self, strm: tuple[int, ...], n: int) -> bool:
         """Whether the host cannot rule out that there are too few empty cells."""

@@ -24,6 +24,7 @@ from kvsim.memory import (
     PrepareFailure,
     UpdateContext,
     View,
+    check_delta,
     position_range,
 )
 from kvsim.state import StateReader, StateWriter
@@ -155,6 +156,7 @@ class RecurrentMemory(Leaf):
         self.cells.keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        check_delta(delta)
         if not 0 <= seq < self.size:
             return
         self._known = {}
