@@ -153,11 +153,14 @@ class BulkDecoder:
                 if table.size - table.used < len(chunks.pos):
                     return False
                 continue
+            largest, most_seqs = int(chunks.sizes.max()), cache.n_seq_max if cache.n_stream == 1 else 1
+            if most_seqs * cache.spec.n_swa + largest <= table.size:
+                continue  # however much every sequence holds
             needed = 0
             for s in chunks.gained.keys() | set(table.sequences()):
                 held = table.seq_pos_max(s) - table.seq_pos_min(s) + 1 if table.seq_pos_max(s) >= 0 else 0
                 needed += min(held + chunks.gained.get(s, 0), cache.spec.n_swa)
-            if needed + int(chunks.sizes.max()) > table.size:
+            if needed + largest > table.size:
                 return False
         return True
 
