@@ -53,10 +53,13 @@ def record_command(
         else:
             header, steps = record_reference(asked, arch, _tell)
         with TraceWriter(target, header) as writer:
-            done = [writer.write(step) for step in steps]
+            n = 0
+            for step in steps:
+                writer.write(step)
+                n += 1
     except (KvsimError, OSError) as error:
         fail(error)
-    stdout().print(Text(f"{target}: {asked.title}; {len(done)} operations on {header.source}, {header.arch}"))
+    stdout().print(Text(f"{target}: {asked.title}; {n} operations on {header.source}, {header.arch}"))
 
 
 def _tell(unexpected: Unexpected) -> None:
