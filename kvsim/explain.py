@@ -139,9 +139,9 @@ def _closest(word: str, among: Collection[str]) -> str | None:
 INTRODUCTION = """\
 # Messages
 
-What llama.cpp says about its memory, and what it means: `kvsim explain MESSAGE` finds the same by the words of a
-message, and `kvsim import-log` in a whole log. This page is made from the table in `kvsim/explanation_table.py` by
-`python -m kvsim.explain > docs/messages.md`."""
+What llama.cpp says about its memory, and what it means: `kvsim explain MESSAGE` finds the same by the words
+of a message, and `kvsim import-log` in a whole log. This page is made from the table in
+`kvsim/explanation_table.py` by `python -m kvsim.explain > docs/messages.md`."""
 
 
 def page() -> Iterator[str]:
