@@ -42,7 +42,7 @@ VARIANTS = {
     "deepseek32": IndexerVariant(neox=True),
     "dots3note": IndexerVariant(neox=True),
     "glm-dsa": IndexerVariant(neox=False),
-    "hy-v4": IndexerVariant(neox=False, trailing=True, hadamard=False),
+    "hy_v4": IndexerVariant(neox=False, trailing=True, hadamard=False),
     "deepseek4": IndexerVariant(neox=False, trailing=True),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,18 @@ def test_readings_are_true(name: str, kv_unified: bool) -> None:
         decode(ctx, [0], OTHER[start:end], start)
     readings.assert_true(ctx, 1, TOKENS, list(range(36)), last=36)
     readings.assert_true(ctx, 0, OTHER, list(range(36)), last=36)
+
+
+@pytest.mark.parametrize("arch", ["glm-dsa", "hy_v4"])
+def test_layers_that_share_a_selection_are_true(arch: str) -> None:
+    """Of the recorded blocks only the first has an indexer; the indexers of these two turn otherwise."""
+    recorded = MODELS["dsa-deepseek32"]
+    layers = [replace(layer, indexer_full=il == 0) for il, layer in enumerate(recorded.layers)]
+    ctx = context(replace(recorded, arch=arch, layers=type(recorded.layers)(layers)))
+    assert [layer.il for layer in ctx.memory.leaves()["lid"].spec.layers] == [0]
+    readings = Readings(ctx)
+    decode(ctx, [0], TOKENS, 0)
+    readings.assert_true(ctx, 0, TOKENS, list(range(36)), last=36)
 
 
 @pytest.mark.parametrize("name", [n for n in MODELS if n.startswith("msa")])

@@ -62,7 +62,7 @@ def test_edge5_hadamard_leaves_scores_as_they_are() -> None:
     pos, rotation, visible = np.arange(7, dtype=np.int32), Rope(32), np.ones((3, 7), np.bool_)
     turned = [
         index_scores(index_vectors(q, pos[:3], rotation, v), index_vectors(k, pos, rotation, v), w, visible)
-        for v in (VARIANTS["glm-dsa"], VARIANTS["hy-v4"])
+        for v in (VARIANTS["glm-dsa"], VARIANTS["hy_v4"])
     ]
     plain = IndexerVariant(neox=False, hadamard=False)
     without = index_scores(
@@ -74,7 +74,7 @@ def test_edge5_hadamard_leaves_scores_as_they_are() -> None:
 
 def test_i9_hy_v4_rotates_only_the_trailing_dimensions() -> None:
     x = rng.normal(size=(2, 64))
-    y = index_vectors(x, np.array([3, 4], np.int32), Rope(16), VARIANTS["hy-v4"])
+    y = index_vectors(x, np.array([3, 4], np.int32), Rope(16), VARIANTS["hy_v4"])
     assert (y[:, :48] == x[:, :48]).all()
     assert (y[:, 48:] != x[:, 48:]).all()
 
