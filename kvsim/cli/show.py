@@ -87,7 +87,9 @@ def _print_stream(
     if unseen:
         facts.append("its cells were not shown")
     out.print(Text(f"\n{title}", style="bold").append(f"  {', '.join(facts)}", "not bold"))
-    if unseen and not stream["cells"]:
+    if stream["cells"]:
+        out.print(Text(f"        {', '.join(_held(stream['cells']))}"))
+    elif unseen:
         return
     for row in fold_rows(map_rows(stream, size, 64 if out.width >= 136 else 32)):
         if isinstance(row, range):
@@ -96,13 +98,13 @@ def _print_stream(
             out.print(Text(f"{row.first:>7} ").append(map_text(row.cells)))
 
 
-def _held(cells: list[list[Any]]) -> list[tuple[int, tuple[int, int]]]:
-    """The first and the last position of every sequence in a stream's cells."""
+def _held(cells: list[list[Any]]) -> list[str]:
+    """``seq 0: 79 to 300``: the first and the last position of every sequence that has cells."""
     positions: dict[int, list[int]] = {}
     for _, pos, seqs, *_ in cells:
         for seq in seqs:
             positions.setdefault(seq, []).append(pos)
-    return [(seq, (min(held), max(held))) for seq, held in sorted(positions.items())]
+    return [f"seq {seq}: {min(held)} to {max(held)}" for seq, held in sorted(positions.items())]
 
 
 def _print_recurrent(out: Console, recurrent: dict[str, Any] | None) -> None:

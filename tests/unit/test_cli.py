@@ -180,11 +180,12 @@ def read_to_end(terminal):
 def test_show_draws_the_recorded_cells():
     result = run("show", HYBRID, "--at", 20)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[:6] == [
+    assert result.stdout.splitlines()[:7] == [
         "20  decode(1 token of seq 2)  [0 ok]",
         "First the rows of stream 0 are copied to stream 2. Then position 14 of seq 2 goes to cell 42.",
         "",
         "attn, stream 0  42 of 256 cells used, head 42",
+        "        seq 0: 0 to 40",  # more than its state, which is at 13
         "      0 " + " 0" * 42 + ">." + " ." * 21,
         "     64  ... 192 empty cells",
     ]
