@@ -14,6 +14,7 @@ from kvsim.narrate import calls, decode, edits, logs, states
 from kvsim.narrate.edit import Edit
 from kvsim.narrate.failures import Shortage, invalid_batch, no_slot, shortage
 from kvsim.narrate.placement import Placement, placements
+from kvsim.narrate.words import count
 from kvsim.trace import Header, Step
 
 __all__ = ["Narration", "Placement", "Shortage", "narrate", "placements"]
@@ -124,5 +125,5 @@ def _opening(after: Picture) -> str:
         sizes[lane.spec.cache] = sizes.get(lane.spec.cache, 0) + lane.spec.size
     parts = [f"{n:,} cells in {cache}" for cache, n in sizes.items()]
     if after.recurrent:
-        parts.append(f"{after.recurrent['size']} recurrent states")
+        parts.append(count(after.recurrent["size"], "recurrent state"))
     return f"A fresh memory: {', '.join(parts)}, all empty."

@@ -36,6 +36,8 @@ _START = """
 const { payload, notes, ...options } = JSON.parse(document.getElementById("payload").textContent);
 window.kvsim = mount(document.body, payload, options);
 window.kvsim.player.note(notes);
+// keys work at once, but a page around this one keeps its own focus
+if (window === window.top) window.kvsim.player.root.focus({ preventScroll: true });
 """
 
 

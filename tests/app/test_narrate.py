@@ -170,3 +170,9 @@ def test_a_memory_under_test_may_take_a_batch_and_tell_no_ubatch() -> None:
         "0 ok",
         "1 token taken, the trace has no ubatch that says how.",
     )
+
+
+def test_a_single_state_is_one() -> None:
+    assert told("recurrent/mamba2-uni-c256-u16-s1-f16-09")[0].sentence == (
+        "A fresh memory: 1 recurrent state, all empty."
+    )
