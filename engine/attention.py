@@ -1,7 +1,7 @@
 """Attention over the cells of a cache, by ``scaled_dot_product_attention``.
 
-Dense members read the first ``n_kv`` cells under a mask. Sparse ones gather the cells that were selected for each
-token and read only those; both give the same, since a cell that is not selected has no weight.
+Dense members read the first ``n_kv`` cells under a mask. Sparse ones gather the cells that were selected for
+each token and read only those; both give the same, since a cell that is not selected has no weight.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def attend(
 ) -> Tensor:
     """What ``q [token, head, dim]`` reads of block ``il``'s rows: ``[token, head, dim of v]``.
 
-    ``mask bool[token, n_kv]`` (or ``[head, token, n_kv]``) over the cells of each token's stream. A cache of keys only
-    gives the first ``n_latent`` values of a key for its value. ``extra``: ``softcap``, ``bias``, ``sinks`` as for
-    :func:`read_cells`.
+    ``mask bool[token, n_kv]`` (or ``[head, token, n_kv]``) over the cells of each token's stream. A cache of
+    keys only gives the first ``n_latent`` values of a key for its value. ``extra``: ``softcap``, ``bias``,
+    ``sinks`` as for :func:`read_cells`.
     """
     spec, store = view.cache.spec, view.cache.store
     layer = owner_layer(spec, il)
@@ -34,10 +34,8 @@ def attend(
     v = v.to(k.dtype)
     q = hadamard(q, spec.n_rot_k) if spec.n_rot_k else q
     heads = q.to(k.dtype).unflatten(0, (n, -1)).transpose(1, 2)
-    if mask.dim() == 2:
-        seen = mask.unflatten(0, (n, -1))[:, None]
-    else:
-        seen = mask.unflatten(1, (n, -1)).transpose(0, 1)
+    per_head = mask if mask.dim() == 3 else mask[None]
+    seen = per_head.unflatten(1, (n, -1)).transpose(0, 1)
     out = read_cells(heads, k.transpose(1, 2), v.transpose(1, 2), seen, scale=scale, **extra)
     out = out.transpose(1, 2).flatten(0, 1).to(q.dtype)
     return hadamard(out, spec.n_rot_v) if layer.v is not None and spec.n_rot_v else out
@@ -46,8 +44,8 @@ def attend(
 def attend_selected(
     view: KVView, il: int, q: Tensor, cells: Tensor, counts: Tensor, *, scale: float, n_latent: int = 0
 ) -> Tensor:
-    """As :func:`attend`, of each token's ``cells int64[token, group, n]`` (``stream * size + cell``) those that
-    ``counts bool[token, group, n]``; every group of heads has its own."""
+    """As :func:`attend`, of each token's ``cells int64[token, group, n]`` (``stream * size + cell``) those
+    that ``counts bool[token, group, n]``; every group of heads has its own."""
     spec, store = view.cache.spec, view.cache.store
     layer = owner_layer(spec, il)
     q = hadamard(q, spec.n_rot_k) if spec.n_rot_k else q
@@ -58,8 +56,8 @@ def attend_selected(
 
 
 def read_gathered(q: Tensor, k: Tensor, v: Tensor, counts: Tensor, *, scale: float) -> Tensor:
-    """Attention of ``q [token, head, dim]`` to cells of its own, ``k, v [token, group, n, head_kv, dim]``. With
-    several groups each has its share of the key heads."""
+    """Attention of ``q [token, head, dim]`` to cells of its own, ``k, v [token, group, n, head_kv, dim]``.
+    With several groups each has its share of the key heads."""
     n_group, v = k.shape[1], v.to(k.dtype)
     if n_group > 1:
         share = k.shape[3] // n_group
@@ -83,11 +81,11 @@ def read_cells(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """``q [batch, head, token, dim]``, ``k, v [batch, head_kv, cell, dim]``, ``mask`` to broadcast; a token that sees
-    nothing gets 0.
+    """``q [batch, head, token, dim]``, ``k, v [batch, head_kv, cell, dim]``, ``mask`` to broadcast; a token
+    that sees nothing gets 0.
 
-    ``softcap``, ``bias`` (added to scores) and ``sinks [head]`` (scores that take weight and add nothing) are rare and
-    computed step by step.
+    ``softcap``, ``bias`` (added to scores) and ``sinks [head]`` (scores that take weight and add nothing) are
+    rare and computed step by step.
     """
     if not softcap and bias is None and sinks is None:
         grouped = q.shape[1] != k.shape[1]

@@ -1,5 +1,5 @@
-"""The engine on the CPU beside what else there is, in turns in one run: transformers' caches for appending and
-decoding, bare attention, numpy (kvsim) and llama.cpp's library for sequence operations."""
+"""The engine on the CPU beside what else there is, in turns in one run: transformers' caches for appending
+and decoding, bare attention, numpy (kvsim) and llama.cpp's library for sequence operations."""
 
 from __future__ import annotations
 
@@ -185,7 +185,8 @@ def attention_row() -> Row:
 
 
 def edit_rows(n_cells: int, lib: Path | None) -> Iterator[Row]:
-    """Operations on whole sequences of a full cache: the engine beside numpy, and beside llama.cpp's library."""
+    """Operations on whole sequences of a full cache: the engine beside numpy, and beside llama.cpp's
+    library."""
     params = params_for(n_cells)
     reference = filled(params, n_cells - 64)
     ours = Context(reference.model, params, leaves=EngineFactory())

@@ -8,9 +8,9 @@
 Every operation is a few passes over the first cells of a stream, up to a bound that the host knows without
 asking: no cell beyond ``top`` was ever used since the table was cleared. Nothing here waits for the device.
 
-Freeing a cell writes its position alone. What else stands in an empty cell counts as reset, unless ``kept`` says
-that it stays readable; whoever places a token there settles it. Bits are selected by ``and`` and turned into
-masks by conversion, which costs a third of a comparison.
+Freeing a cell writes its position alone. What else stands in an empty cell counts as reset, unless ``kept``
+says that it stays readable; whoever places a token there settles it. Bits are selected by ``and`` and turned
+into masks by conversion, which costs a third of a comparison.
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ class Cells:
             self.minus_one.shared(stream, hi, word, bit, mine)
 
     def pos_add(self, stream: int, s: int, p0: int, p1: int, delta: int) -> None:
-        """Move the cells of ``s`` in [p0, p1), for every owner; free those that fall below 0, which keep their
-        token. The head goes to the first of them, else to 0."""
+        """Move the cells of ``s`` in [p0, p1), for every owner; free those that fall below 0, which keep
+        their token. The head goes to the first of them, else to 0."""
         hi = self.reach(stream)
         self.heads[stream] = 0
         if not hi:
@@ -282,8 +282,8 @@ class Cells:
         self.may_shift = False
 
     def copy_sequence(self, src: int, dst: int, seq: int, owner: int) -> None:
-        """Fill the stream ``dst`` with the cells of ``seq`` in ``src``, under ``owner``; heads become equal. A cell
-        that was divided below 0 falls, but for its token."""
+        """Fill the stream ``dst`` with the cells of ``seq`` in ``src``, under ``owner``; heads become equal.
+        A cell that was divided below 0 falls, but for its token."""
         hi = self.reach(src)
         self.reset(dst)
         self.know(dst, {owner})
@@ -324,8 +324,8 @@ class Cells:
     # -- placing -------------------------------------------------------------------------------
 
     def place(self, flat: Tensor, int32: Tensor, words: Tensor, writes_ext: bool = True) -> None:
-        """Tokens into empty cells ``flat`` (``stream * size + cell``): their planes ``int32[6, n]`` and owner bits.
-        Without ext only positions are written, and what a cell has kept stays."""
+        """Tokens into empty cells ``flat`` (``stream * size + cell``): their planes ``int32[6, n]`` and owner
+        bits. Without ext only positions are written, and what a cell has kept stays."""
         planes, seq = self.planes.flatten(1), self.seq.flatten(1)
         if not writes_ext:
             old = planes.index_select(1, flat)
@@ -354,7 +354,8 @@ class Cells:
             self.minus_one.restored(flat, was, planes[POS], words)
 
     def evict(self, flat: Tensor, ids: Sequence[int]) -> list[Tensor]:
-        """Free cells before they are placed into; returns for each of ``ids`` the largest position it lost."""
+        """Free cells before they are placed into; returns for each of ``ids`` the largest position it
+        lost."""
         planes, words = self.take(flat)
         pos = planes[POS]
         live = pos != -1
@@ -376,7 +377,8 @@ class Cells:
         self.seq[:, stream, :hi] &= cells.to(WORD).sub_(1)
 
     def _free(self, stream: int, hi: int, freed: Tensor) -> None:
-        """Cells (a mask) that have no owner any more become empty; the head is lowered to the first of them."""
+        """Cells (a mask) that have no owner any more become empty; the head is lowered to the first of
+        them."""
         self.planes[POS, stream, :hi] |= freed.to(torch.int32).neg_()
         any_freed, first = _first(freed)
         head = self.heads[stream]
@@ -400,8 +402,8 @@ def _bits(mask: Tensor, bit: int) -> Tensor:
 
 
 def _first(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether any cell of a mask is set, and the index of the first (0 if none). Eight cells are looked at as one
-    number first."""
+    """Whether any cell of a mask is set, and the index of the first (0 if none). Eight cells are looked at as
+    one number first."""
     raw = mask.view(torch.uint8)
     if len(raw) % 8 or len(raw) < 512:
         found, at = raw.max(0)

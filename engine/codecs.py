@@ -3,7 +3,7 @@
 Float types are kept as tensors of their own dtype. A quantised row is bytes, in blocks of 32 values::
 
     q8_0   d | 32 quants          value = d * q
-    q4_0   d | 16 bytes           value = d * (q - 8); byte j has value j in its low half, value j + 16 in its high
+    q4_0   d | 16 bytes           value = d * (q - 8); values j and j + 16 in the halves of byte j
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def check_type(kind: CacheType) -> None:
     """Raise CacheUsageError for a type the engine does not store."""
     if kind.name not in (*FLOATS, "q8_0", "q4_0"):
         raise CacheUsageError(
-            f"the engine stores f32, f16, bf16, q8_0 and q4_0 rows, not {kind.name}: choose one of these, or keep "
-            f"metadata only"
+            f"the engine stores f32, f16, bf16, q8_0 and q4_0 rows, not {kind.name}: choose one of these, or "
+            f"keep metadata only"
         )
 
 

@@ -137,8 +137,8 @@ class DevicePlan:
 
 
 def run_plan(state: CompressorState, plan: DevicePlan, kv: Tensor, score: Tensor) -> Tensor:
-    """One ubatch: restore, compress, snapshot, persist. ``kv, score [token, n_state]``, the score with its bias.
-    Returns the raw rows ``[block, n_state or n_state / 2]`` in plan order, dummies included."""
+    """One ubatch: restore, compress, snapshot, persist. ``kv, score [token, n_state]``, the score with its
+    bias. Returns the raw rows ``[block, n_state or n_state / 2]`` in plan order, dummies included."""
     for rows in (state.kv, state.score):
         rows.index_copy_(0, plan.state_restore_dst_idxs, rows.index_select(0, plan.state_restore_src_idxs))
     ring = state.shape.ring_rows

@@ -49,8 +49,8 @@ class StreamMoves:
 
 
 def plan_update(cache: KVCache, optimize: bool) -> list[StreamMoves]:
-    """What an update of ``cache`` is to move; nothing without a strategy. Caches that belong together make the same
-    moves, or none if they have drifted apart."""
+    """What an update of ``cache`` is to move; nothing without a strategy. Caches that belong together make
+    the same moves, or none if they have drifted apart."""
     leader = cache.together[0]
     strategy = leader.defrag
     if strategy is None or (not optimize and strategy.threshold <= 0):
@@ -75,7 +75,8 @@ def plan_update(cache: KVCache, optimize: bool) -> list[StreamMoves]:
 
 
 def _sources(cache: KVCache, stream: int, max_moves: int) -> tuple[Tensor, Tensor]:
-    """The stream's length, used cells and half-alive cells; and for each cell the one that goes there, -1: none."""
+    """The stream's length, used cells and half-alive cells; and for each cell the one that goes there, -1:
+    none."""
     hi, table = cache.high, cache.table
     index = table.index[:hi]
     live = table.planes[POS, stream, :hi] != -1

@@ -1,7 +1,7 @@
 """Which rows a DeepSeek-V4 compressor reads, writes and keeps for one ubatch (spec dsv4.md 4).
 
-A plan depends on positions alone, which the host has, so it is made there without asking the device. All is worked
-out on the flat list of (token, sequence) pairs, sorted in one way or another.
+A plan depends on positions alone, which the host has, so it is made there without asking the device. All is
+worked out on the flat list of (token, sequence) pairs, sorted in one way or another.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class _Planner:
     def __init__(self, ubatch: Ubatch, shape: CompressorShape, pending: dict[int, int]) -> None:
         if shape.n_stream == 1 and ubatch.n_seqs_unq > 1:
             raise CacheUsageError(
-                f"{ubatch.n_seqs_unq} sequences in one ubatch, but the compressor has one stream; llama.cpp throws. "
-                f"Make the context with a larger n_seq_max"
+                f"{ubatch.n_seqs_unq} sequences in one ubatch, but the compressor has one stream; llama.cpp "
+                "throws. Make the context with a larger n_seq_max"
             )
         self.ubatch, self.shape, self.pending = ubatch, shape, pending
         lengths = [len(ids) for ids in ubatch.seq_ids]
@@ -103,8 +103,8 @@ class _Planner:
         )
 
     def _dummies(self, done: np.ndarray) -> list[tuple[int, int]]:
-        """Blocks that keep the graph's shape: with overlap one for each sequence that has completed one block less
-        than its share, else one in all if none was completed."""
+        """Blocks that keep the graph's shape: with overlap one for each sequence that has completed one block
+        less than its share, else one in all if none was completed."""
         shape = self.shape
         if not shape.overlap or self.coupled:
             first = int(np.argmax(self.pos >= 0))
@@ -116,8 +116,9 @@ class _Planner:
             own = self.pos[(self.seq == s) & (self.pos >= 0)]
             if missing > 1 or (missing == 1 and not len(own)):
                 raise CacheUsageError(
-                    f"sequence {s} should complete {share} blocks of {shape.ratio} tokens in this ubatch, {missing} "
-                    f"of them are missing: its positions have gaps, and llama.cpp throws. Decode without gaps, from 0"
+                    f"sequence {s} should complete {share} blocks of {shape.ratio} tokens in this ubatch, "
+                    f"{missing} of them are missing: its positions have gaps, and llama.cpp throws. Decode "
+                    "without gaps, from 0"
                 )
             if missing == 1:
                 dummies.append((s, int(own[0])))

@@ -27,7 +27,8 @@ class EngineFactory(LeafFactory):
         spec = replace(spec, size=self.sizes.get(name, spec.size))
         if self.contiguous:
             raise CacheUsageError(
-                "the engine takes single cells, not runs of them: leave contiguous off, or use kvsim's LeafFactory"
+                "the engine takes single cells, not runs of them: leave contiguous off, or use kvsim's "
+                "LeafFactory"
             )
         device = torch.device(self.device)
         store = KVStore.of(spec, ctx, device) if self.data else None

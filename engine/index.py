@@ -1,9 +1,9 @@
 """What llama.cpp remembers of cells at position -1.
 
-Position -1 is the mark of an empty cell, and also a position a batch may begin at (spec cells R21). Such a cell
-counts as used; its entry in the index of positions is never found again and so outlives it; and a new
-token in it inherits the old owners, but not their entries. From the first such position on, a
-cache keeps three more bit tables and answers from them::
+Position -1 is the mark of an empty cell, and also a position a batch may begin at (spec cells R21). Such a
+cell counts as used; its entry in the index of positions is never found again and so outlives it; and a new
+token in it inherits the old owners, but not their entries. From the first such position on, a cache keeps
+three more bit tables and answers from them::
 
     used       cells at -1 that count as used
     entries    owners under which a live cell is indexed (not always all its owners)

@@ -1,7 +1,8 @@
 """The indexers of sparse members on a device: lightning (DSA), blocks of positions (MSA).
 
-All shapes are known beforehand: selections are index lists of fixed length, with a flag for those that count. Where
-equal scores straddle the border, which of them gets in is torch's choice (llama.cpp's is that of its heap).
+All shapes are known beforehand: selections are index lists of fixed length, with a flag for those that count.
+Where equal scores straddle the border, which of them gets in is torch's choice (llama.cpp's is that of its
+heap).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 def index_vectors(x: Tensor, pos: Tensor, rotation: Rope, variant: IndexerVariant) -> Tensor:
-    """Index queries ``[token, head, d]`` or keys ``[token, d]`` as they are scored and stored: turned by the rotation
-    of the main attention, with a pairing and an offset of their own, then mixed."""
+    """Index queries ``[token, head, d]`` or keys ``[token, d]`` as they are scored and stored: turned by the
+    rotation of the main attention, with a pairing and an offset of their own, then mixed."""
     d = x.shape[-1]
     kind = Rope(
         **{**rotation.__dict__, "neox": variant.neox, "offset": (d - rotation.n_rot) * variant.trailing}
@@ -35,8 +36,8 @@ def index_vectors(x: Tensor, pos: Tensor, rotation: Rope, variant: IndexerVarian
 
 
 def index_scores(q: Tensor, keys: Tensor, weights: Tensor, visible: Tensor) -> Tensor:
-    """``[token, cell]``: the ReLU of every head's ``q [token, head, d]`` times ``keys [cell, d]``, summed with
-    ``weights [token, head]``; -inf where not ``visible``."""
+    """``[token, cell]``: the ReLU of every head's ``q [token, head, d]`` times ``keys [cell, d]``, summed
+    with ``weights [token, head]``; -inf where not ``visible``."""
     fired = torch.relu(q @ keys.T)  # [token, head, cell]
     return (weights[:, None] @ fired)[:, 0].masked_fill(~visible, -torch.inf)
 

@@ -15,8 +15,8 @@ from kvsim.tensors.rope import Rope
 
 @dataclass
 class PoolInputs:
-    """As :class:`kvsim.tensors.kpool.PoolInputs`: global cells but for ``pool_idxs`` and ``tail_idxs``, which are
-    local to their stream; *none* is ``n_kv``."""
+    """As :class:`kvsim.tensors.kpool.PoolInputs`: global cells but for ``pool_idxs`` and ``tail_idxs``, which
+    are local to their stream; *none* is ``n_kv``."""
 
     pool_cells: Tensor
     pool_idxs: Tensor
@@ -94,7 +94,8 @@ class _Builder:
         return mask.scatter_(1, at, True)[:, :-1]
 
     def _tails(self) -> Tensor:
-        """Local cells ``[token, size - 1]`` behind the last complete pool, newest first, -1 where there is none."""
+        """Local cells ``[token, size - 1]`` behind the last complete pool, newest first, -1 where there is
+        none."""
         keys = self.layout.keys[self.row]
         back = torch.arange(self.size - 1, device=self.pos.device)
         if self.layout.by_order:
@@ -108,8 +109,8 @@ class _Builder:
         return torch.where(back < length[:, None], cells, -1)
 
     def _new_pools(self, members: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Members and last member of the pools to pool again; padded with cells that hold no pooled key, the lowest
-        first, where what is computed for them does not matter."""
+        """Members and last member of the pools to pool again; padded with cells that hold no pooled key, the
+        lowest first, where what is computed for them does not matter."""
         n_new = self.view.n_new_padded
         count = self.view.new.flatten().to(torch.int64).cumsum(0)
         wanted = torch.arange(1, n_new + 1, device=count.device)
@@ -130,19 +131,22 @@ class _Builder:
 
 
 def pool_gated(keys: Tensor, gates: Tensor, ape: Tensor) -> Tensor:
-    """GLM5-Next: members' keys ``[pool, size, d]`` weighted per channel by the softmax of gate + ``ape[size, d]``."""
+    """GLM5-Next: members' keys ``[pool, size, d]`` weighted per channel by the softmax of gate + ``ape[size,
+    d]``."""
     return ((gates + ape).softmax(1) * keys).sum(1)
 
 
 def pool_mean(keys: Tensor, norm: Tensor, eps: float, pos: Tensor, rotation: Rope) -> Tensor:
-    """Qwen4-exp: the mean of the members' keys, normed, turned to ``pos int[4, pool]`` of the first member."""
+    """Qwen4-exp: the mean of the members' keys, normed, turned to ``pos int[4, pool]`` of the first
+    member."""
     mean = keys.mean(1)
     scale = torch.rsqrt(mean.square().mean(-1, keepdim=True) + eps)
     return turn(mean * scale * norm, pos, rotation)
 
 
 def selection_mask(inputs: PoolInputs, top: Tensor, visible: Tensor) -> Tensor:
-    """Final mask ``[token, cell]``: members of the chosen pools ``top [token, k]`` that are visible, and the tail."""
+    """Final mask ``[token, cell]``: members of the chosen pools ``top [token, k]`` that are visible, and the
+    tail."""
     n_kv = visible.shape[1]
     shown = inputs.pool_mask.gather(1, top)
     members = torch.where(shown[..., None], inputs.pool_idxs[top], n_kv).flatten(1)

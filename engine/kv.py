@@ -1,15 +1,15 @@
 """The attention KV cache on a device: cells, heads and rows are tensors, the host keeps what it knows anyway.
 
-A batch is placed in two phases, as in kvsim. ``prepare`` enqueues the search for all ubatches, one on top of the
-other, undoes it, and then reads back one tensor with everything the host needs: cells found, lengths, ranges.
-Applying a prepared ubatch tells the device what to do and asks nothing::
+A batch is placed in two phases, as in kvsim. ``prepare`` enqueues the search for all ubatches, one on top of
+the other, undoes it, and then reads back one tensor with everything the host needs: cells found, lengths,
+ranges. Applying a prepared ubatch tells the device what to do and asks nothing::
 
     prepare   search, place, search, place, undo, undo          one read-back
     apply     place                                             none
     inputs    indices, mask, views                              none
 
-The search is a prefix sum: the j-th free cell from the head on is where the running count of free cells reaches
-the count at the head plus j, counted around the end.
+The search is a prefix sum: the j-th free cell from the head on is where the running count of free cells
+reaches the count at the head plus j, counted around the end.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from engine.rows import Rows
 from engine.sync import read_back, upload
 from kvsim.batch import Ubatch
 from kvsim.caches.attention_leaf import AttentionLeaf, Mirror
+from kvsim.defrag import DefragReport
 from kvsim.memory import (
     Leaf,
     PrepareFailure,
@@ -48,10 +49,11 @@ from kvsim.state import StateReader, StateWriter
 
 @dataclass(frozen=True)
 class DeviceSlot(SlotInfo):
-    """A slot of ``cache`` whose cells are on the device too: ``flat`` is ``stream * size + cell`` of each token.
+    """A slot of ``cache`` whose cells are on the device too: ``flat`` is ``stream * size + cell`` of each
+    token.
 
-    ``used_max``: per stream, one past the last used cell once it was placed (None: ask the device). ``ends``: the
-    first and last positions of sequences after that, where the search has found them out.
+    ``used_max``: per stream, one past the last used cell once it was placed (None: ask the device). ``ends``:
+    the first and last positions of sequences after that, where the search has found them out.
     """
 
     cache: KVCache = field(repr=False, compare=False, kw_only=True)
@@ -104,8 +106,8 @@ class KVCache(AttentionLeaf):
         return self.spec.swa_type is not SwaType.NONE
 
     def _changed(self, *what: Any) -> None:
-        """An operation on sequences. Two caches with one history hold equal cells; what the host knew of ranges
-        and of the last used cell is void."""
+        """An operation on sequences. Two caches with one history hold equal cells; what the host knew of
+        ranges and of the last used cell is void."""
         self.history = hash((self.history, *what))
         self.forget_ranges()
 
@@ -239,8 +241,8 @@ class KVCache(AttentionLeaf):
             self._ranges = {}
 
     def n_kv_of(self, slot: DeviceSlot) -> int:
-        """Padded attention length: one value for all streams of a ubatch. Asks the device only about a slot that
-        no search has found."""
+        """Padded attention length: one value for all streams of a ubatch. Asks the device only about a slot
+        that no search has found."""
         pad = max(self.spec.n_pad, 256)
         if slot.used_max is None:
             used = self.table.used(slice(None), self.size)
@@ -358,7 +360,8 @@ class KVCache(AttentionLeaf):
         return self._range("seq_pos_max", seq)[1]
 
     def _range(self, op: str, seq: int) -> tuple[int, int]:
-        """First and last position of ``seq``. Asks the device, for all sequences at once, only after an edit."""
+        """First and last position of ``seq``. Asks the device, for all sequences at once, only after an
+        edit."""
         self.check_seq(op, seq)
         if seq not in self._ranges:
             ids = self.all_ids()
@@ -397,7 +400,8 @@ class KVCache(AttentionLeaf):
         kv_state.drop_sequence(self, seq)
 
     def same_cells(self, other: AttentionLeaf) -> bool:
-        """Whether the tables are equal. The device is asked only if the two have seen different operations."""
+        """Whether the tables are equal. The device is asked only if the two have seen different
+        operations."""
         assert isinstance(other, KVCache)
         if self.history == other.history:
             return True

@@ -1,7 +1,7 @@
 """Saved states of a cache: the same bytes as kvsim's, rows gathered and scattered on the device.
 
-Layout of one stream: the number of cells; per cell its position, owners and, where the cache has it, ext; then per
-layer type and width of K and the rows, then the same of V (spec state.md 2).
+Layout of one stream: the number of cells; per cell its position, owners and, where the cache has it, ext;
+then per layer type and width of K and the rows, then the same of V (spec state.md 2).
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from kvsim.state import StateReader, StateWriter
 
 
-class _Misfit(StateError):
-    """A complete state that does not fit: the caller cleans up (not so when the list of cells is cut short)."""
+class _MisfitError(StateError):
+    """A complete state that does not fit: the caller cleans up (not so when the list of cells is cut
+    short)."""
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -144,8 +145,8 @@ def read(cache: KVCache, io: StateReader, seq: int, mirror: Mirror | None = None
     n_stream = io.u32("the number of streams")
     if n_stream != cache.n_stream:
         raise StateError(
-            f"cache {cache.name!r} has {cache.n_stream} streams, the state {n_stream}: kv_unified or n_seq_max was "
-            f"another when it was saved"
+            f"cache {cache.name!r} has {cache.n_stream} streams, the state {n_stream}: kv_unified or "
+            "n_seq_max was another when it was saved"
         )
     if seq == -1:
         cache.clear(True)
@@ -175,14 +176,14 @@ def _read_stream(
     slot: SlotInfo | None = None
     try:
         if count > cache.size:
-            raise _Misfit(f"the state has {count} cells, a stream {cache.size}")
+            raise _MisfitError(f"the state has {count} cells, a stream {cache.size}")
         if seq == -1:
             slot = _read_all_cells(cache, io, stream, count, mirrored, wanted)
         else:
             slot = _read_seq_cells(cache, io, stream, count, seq, mirrored, wanted)
         _read_rows(cache, io, stream, slot.idxs[0])
     except StateError as err:
-        if slot is not None or isinstance(err, _Misfit):
+        if slot is not None or isinstance(err, _MisfitError):
             _clean_up(cache, seq, stream, slot)
         raise StateError(f"cache {cache.name!r}: {err}") from err
     return slot
@@ -229,7 +230,7 @@ def _read_seq_cells(
         n_ids.append(int(np.frombuffer(io.take(8), "<i4")[1]))
     bad = next((i for i, n in enumerate(n_ids) if n != 1), None)
     if bad is not None:
-        raise _Misfit(f"cell {bad} belongs to {n_ids[bad]} sequences, in the state of one sequence to 1")
+        raise _MisfitError(f"cell {bad} belongs to {n_ids[bad]} sequences, in the state of one sequence to 1")
     if whole < count:
         io.take(4 * width, f"cell {whole} of {count}")
     pos = np.zeros((4 if cache.spec.n_pos_per_embd > 1 else 1, count), np.int32)
@@ -239,7 +240,7 @@ def _read_seq_cells(
     ubatch = Ubatch.restored(seq, pos)
     slot = _mirrored_slot(cache, stream, wanted, count, ubatch) if mirrored else cache.find_slot(ubatch)
     if slot is None:
-        raise _Misfit(f"no room: {cache.last_failure}")
+        raise _MisfitError(f"no room: {cache.last_failure}")
     cache.place(slot, may_evict=cache.windowed)
     if ext:
         columns = upload(cells[:, [4, 2, 3]].T, cache.device, torch.int32)
@@ -252,11 +253,11 @@ def _mirrored_slot(
 ) -> DeviceSlot:
     placed = 0 if wanted is None else wanted.n_cells
     if wanted is None or placed != count:
-        raise _Misfit(f"the state has {count} cells, the mirrored cache has restored {placed}")
+        raise _MisfitError(f"the state has {count} cells, the mirrored cache has restored {placed}")
     slot = cache.slot_on_device(SlotInfo((stream,), wanted.idxs), ubatch)
     outside = bool((wanted.idxs[0] >= cache.size).any())
     if outside or bool(read_back((cache.table.pos.view(-1).index_select(0, slot.flat) != -1).any())):
-        raise _Misfit("a cell of the mirrored slot is not free here: the two caches have drifted apart")
+        raise _MisfitError("a cell of the mirrored slot is not free here: the two caches have drifted apart")
     return slot
 
 
@@ -265,7 +266,7 @@ def _read_all_cells(
 ) -> SlotInfo:
     """All cells, to indices 0, 1, ... What was read of a list that is cut short is placed all the same."""
     if mirrored and (0 if wanted is None else wanted.n_cells) != count:
-        raise _Misfit(f"the state has {count} cells, the mirrored cache has restored another number")
+        raise _MisfitError(f"the state has {count} cells, the mirrored cache has restored another number")
     cells: list[tuple[int, int, int, int]] = []
     owners: list[tuple[int, ...]] = []
     try:
@@ -279,7 +280,9 @@ def _read_all_cells(
             for _ in range(n_ids):
                 owner = io.i32(f"the owners of cell {i}")
                 if not 0 <= owner < cache.n_seq_max:
-                    raise _Misfit(f"cell {i} belongs to sequence {owner}, this context has {cache.n_seq_max}")
+                    raise _MisfitError(
+                        f"cell {i} belongs to sequence {owner}, this context has {cache.n_seq_max}"
+                    )
                 owners[-1] += (owner,)
     finally:
         _place_from_zero(cache, stream, cells, owners)
@@ -337,4 +340,4 @@ def _read_rows(cache: KVCache, io: StateReader, stream: int, cells: np.ndarray) 
 
 def _expect(what: str, found: object, wanted: object) -> None:
     if found != wanted:
-        raise _Misfit(f"the {what} is {found} in the state, {wanted} in the cache")
+        raise _MisfitError(f"the {what} is {found} in the state, {wanted} in the cache")

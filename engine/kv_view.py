@@ -62,8 +62,8 @@ class KVView(AttentionView):
         return seen.flatten(0, 1)
 
     def prev_tokens(self, n: int) -> Tensor:
-        """The ``n`` tokens before each row, ``int32[n_tokens, n]``, oldest first, -1 where there is none. Of cells
-        at one position the last counts."""
+        """The ``n`` tokens before each row, ``int32[n_tokens, n]``, oldest first, -1 where there is none. Of
+        cells at one position the last counts."""
         ub, rows, table, size = self.ubatch, self.slot.rows, self.cache.table, self.cache.size
         hi = self.n_kv
         where = self.streams
@@ -87,7 +87,8 @@ class KVView(AttentionView):
 
 
 def _positions_back(ubatch: Ubatch, d: int) -> np.ndarray:
-    """Per row, the position of the entry of its sequence ``d`` earlier in the ubatch, or that far before the first."""
+    """Per row, the position of the entry of its sequence ``d`` earlier in the ubatch, or that far before the
+    first."""
     out = np.empty(ubatch.n_tokens, np.int64)
     first = np.array([ids[0] for ids in ubatch.seq_ids])
     for s in set(first.tolist()):

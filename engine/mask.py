@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.rows import BEGIN, FIRST, POS, WORD, WORD_BITS, X, Y, Rows
+from engine.rows import BEGIN, FIRST, POS, WORD, WORD_BITS, Rows, X, Y
 from kvsim.memory import POS_INF
 from kvsim.models.arch import NonCausal
 from kvsim.models.cache_spec import CacheSpec
@@ -26,8 +26,8 @@ def attention_mask(
 ) -> Tensor:
     """``bool[P, n, n_kv]`` for the ``n`` rows in each of P streams.
 
-    Cells: ``pos int32[P, 1, n_kv]``, ``seq int32[W, P, 1, n_kv]``, with 2-D positions ``xy`` alike. ``owners_only``:
-    wherever the cells of a row's sequence are.
+    Cells: ``pos int32[P, 1, n_kv]``, ``seq int32[W, P, 1, n_kv]``, with 2-D positions ``xy`` alike.
+    ``owners_only``: wherever the cells of a row's sequence are.
     """
     owned = _owned(seq, rows)
     if owners_only:

@@ -1,8 +1,8 @@
 """Which cells make up which pool of the pooled indexer, found by sorting on the device (spec hybrid.md 3.1).
 
-For every sequence the keys ``(position + 1) * size + cell`` of its cells are sorted; a pool is P of them in a row.
-How many pools there are is a shape of the graph, so the host must learn it: :class:`PoolView` asks once per ubatch,
-when the shapes of its graph are wanted.
+For every sequence the keys ``(position + 1) * size + cell`` of its cells are sorted; a pool is P of them in a
+row. How many pools there are is a shape of the graph, so the host must learn it: :class:`PoolView` asks once
+per ubatch, when the shapes of its graph are wanted.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NO_KEY = 1 << 62
 class PoolLayout:
     """The pools of ``size`` cells of every sequence in ``ids``; what is below is on the device, by sequence.
 
-    ``keys [s, n]`` sorted, NO_KEY behind the last; ``count`` of them; ``starts [s, m]`` where a pool begins among
-    them, ``n_pools`` of these are real; ``shared``: some cell has several owners, which stays so until the sequence
-    is looked at anew.
+    ``keys [s, n]`` sorted, NO_KEY behind the last; ``count`` of them; ``starts [s, m]`` where a pool begins
+    among them, ``n_pools`` of these are real; ``shared``: some cell has several owners, which stays so until
+    the sequence is looked at anew.
     """
 
     def __init__(self, size: int, by_order: bool) -> None:
@@ -111,8 +111,8 @@ class PoolLayout:
         self.starts = torch.searchsorted(rank, wanted).clamp(max=max(n - 1, 0))
 
     def _kept(self, i: int, old: tuple[Tensor, Tensor, Tensor], valid: Tensor) -> tuple[Tensor, Tensor]:
-        """How many cells are known from last time, and whether sharing is. Nothing, if more than an append has
-        happened."""
+        """How many cells are known from last time, and whether sharing is. Nothing, if more than an append
+        has happened."""
         keys, count, shared = old
         if not len(keys):
             return torch.zeros_like(count), torch.zeros_like(shared)
@@ -129,8 +129,8 @@ class PoolLayout:
         return PoolView(cache, slot, ubatch, self, stale)
 
     def touched(self, rank: Tensor, pos: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-        """The pool, within its sequence ``row``, that each token falls into, and whether it is complete. ``rank``:
-        the tokens' places among the cells of the sequence."""
+        """The pool, within its sequence ``row``, that each token falls into, and whether it is complete.
+        ``rank``: the tokens' places among the cells of the sequence."""
         if self.by_order:
             pool = rank // self.size
             return pool, pool < self.n_pools[row]
@@ -152,7 +152,8 @@ def _owner_counts(cache: KVCache) -> Tensor:
 
 
 class PoolView(KVView):
-    """The indexer's cells, which pools there are, and which of them this ubatch pools again: ``new bool[s, m]``."""
+    """The indexer's cells, which pools there are, and which of them this ubatch pools again: ``new bool[s,
+    m]``."""
 
     def __init__(
         self, cache: KVCache, slot: SlotInfo, ubatch: Ubatch, layout: PoolLayout, stale: Sequence[int] | None

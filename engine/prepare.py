@@ -1,7 +1,8 @@
 """Looking for slots on the device: all ubatches of all caches of a batch, then one read-back.
 
-A later ubatch is searched on top of the earlier ones, so each is placed on trial and all are undone at the end. Where
-one finds no room, the device goes on without knowing; ``ok`` keeps the rest from changing anything.
+A later ubatch is searched on top of the earlier ones, so each is placed on trial and all are undone at the
+end. Where one finds no room, the device goes on without knowing; ``ok`` keeps the rest from changing
+anything.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ Undo = tuple[Tensor, Any, Tensor, Tensor, Any]
 
 
 class SlotSearch:
-    """The search of one cache for one batch. ``ok`` is false on the device if an earlier cache has refused."""
+    """The search of one cache for one batch. ``ok`` is false on the device if an earlier cache has
+    refused."""
 
     def __init__(
         self, cache: KVCache, ubatches: Sequence[Ubatch], ok: Tensor | None, place: bool = True
@@ -98,6 +100,8 @@ class SlotSearch:
             self._ids = cache.all_ids()
             self._ends = self.table.extremes(self._ids, high).flatten()
         self._undo(undo)
+        if self.trial and (cache.windowed or self.table.minus_one is not None):
+            cache.forget_ranges()  # what a trial purges stays purged, and position -1 leaves traces
         if cache.n_stream > 1:
             cache.high = high  # a head that was put back may be another stream's, of a trial
         if cache.windowed and len(ubatches) > 1:

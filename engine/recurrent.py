@@ -117,8 +117,8 @@ class RecurrentMemory(Leaf):
             self.store.zero()
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Remove a whole state, or roll back to before ``p0``. Only a rollback asks the device, since it may be
-        refused."""
+        """Remove a whole state, or roll back to before ``p0``. Only a rollback asks the device, since it may
+        be refused."""
         p0, p1 = position_range(p0, p1)
         if not 0 <= seq < self.n_seq_max:
             return False
@@ -184,7 +184,8 @@ class RecurrentMemory(Leaf):
         self._known = {}
 
     def _position(self, seq: int) -> int:
-        """The position of a state, -1 if there is none. Asks the device, for all at once, only after an edit."""
+        """The position of a state, -1 if there is none. Asks the device, for all at once, only after an
+        edit."""
         if not 0 <= seq < self.size:
             return -1
         if seq not in self._known:
@@ -256,8 +257,8 @@ class StateSearch:
             if not ubatch.equal_seqs:
                 cells.put_back(saved)
                 raise CacheUsageError(
-                    "a recurrent memory takes equally many tokens of every sequence in a ubatch; llama.cpp aborts: "
-                    "split with split_equal or split_seq"
+                    "a recurrent memory takes equally many tokens of every sequence in a ubatch; llama.cpp "
+                    "aborts: split with split_equal or split_seq"
                 )
             if not cells.place(ubatch):
                 self.refused = i
@@ -287,8 +288,8 @@ class StateSearch:
 
 
 class RecurrentView(View):
-    """What the graph sees: ``n`` cells from ``head``; ``s_copy int64[n]`` are the rows their states come from,
-    set by :meth:`set_inputs`."""
+    """What the graph sees: ``n`` cells from ``head``; ``s_copy int64[n]`` are the rows their states come
+    from, set by :meth:`set_inputs`."""
 
     def __init__(self, memory: RecurrentMemory, slot: tuple[int, int, int], ubatch: Ubatch) -> None:
         self.memory = memory

@@ -1,4 +1,5 @@
-"""The cells of a recurrent memory on a device (spec recurrent.md): one per sequence, side by side for a ubatch.
+"""The cells of a recurrent memory on a device (spec recurrent.md): one per sequence, side by side for a
+ubatch.
 
 All is masks over ``size`` cells and 0-d tensors, so that a placement asks the host nothing::
 
@@ -101,8 +102,8 @@ class StateCells:
     # -- placing a ubatch ----------------------------------------------------------------------
 
     def place(self, ubatch: Ubatch) -> bool:
-        """Place the sets of a ubatch side by side. False if an id is beyond the cells: the placement then stops
-        where it was met."""
+        """Place the sets of a ubatch side by side. False if an id is beyond the cells: the placement then
+        stops where it was met."""
         length = ubatch.n_seq_tokens
         sets = [ubatch.seq_ids[k * length] for k in range(ubatch.n_seqs)]
         head, used = self.counters[HEAD], self.counters[USED]
@@ -163,7 +164,8 @@ class StateCells:
         self.columns[TAIL].index_copy_(0, ids, (lo + which).to(torch.int32))
 
     def _stage_sources(self, lo: Tensor, hi: Tensor) -> None:
-        """Hand ``src`` to the graph as ``src0``; fresh states read a row that nobody reads, which is zeroed."""
+        """Hand ``src`` to the graph as ``src0``; fresh states read a row that nobody reads, which is
+        zeroed."""
         src = self.columns[SRC].to(torch.int64)
         referenced = torch.zeros(self.size + 1, dtype=torch.bool, device=self.device)
         referenced[src] = True  # -1 is the last entry, of no cell

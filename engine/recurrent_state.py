@@ -24,13 +24,13 @@ F32 = 0
 """ggml's number of float32."""
 
 
-class _Misfit(StateError):
+class _MisfitError(StateError):
     """A complete state that does not fit: the caller cleans up."""
 
 
 def write(memory: RecurrentMemory, io: StateWriter, seq: int, flags: int) -> None:
-    """Write the state of ``seq`` (-1: all), rows from where they are: the plane of a pending rollback, the cell
-    they were moved from."""
+    """Write the state of ``seq`` (-1: all), rows from where they are: the plane of a pending rollback, the
+    cell they were moved from."""
     columns, owners = read_back(memory.cells.columns), owners_of(read_back(memory.cells.owners))
     rollback = read_back(memory.rollback)
     if seq == -1:
@@ -40,16 +40,16 @@ def write(memory: RecurrentMemory, io: StateWriter, seq: int, flags: int) -> Non
         saved = [cell] if cell >= 0 else []
     if flags & ON_DEVICE and saved and saved[-1] - saved[0] + 1 != len(saved):
         raise CacheUsageError(
-            f"ON_DEVICE: the states in cells {saved} do not lie together; llama.cpp aborts. Save one sequence at a "
-            f"time, or to host memory"
+            f"ON_DEVICE: the states in cells {saved} do not lie together; llama.cpp aborts. Save one "
+            "sequence at a time, or to host memory"
         )
     rows = []
     for c in saved:
         depths = {int(rollback[s]) for s in (owners[c] if seq == -1 else [seq])}
         if len(depths) > 1:
             raise CacheUsageError(
-                f"the sequences that share cell {c} are rolled back to different depths; llama.cpp aborts. Decode "
-                f"them on first, or save them one by one"
+                f"the sequences that share cell {c} are rolled back to different depths; llama.cpp aborts. "
+                "Decode them on first, or save them one by one"
             )
         source = int(columns[SRC, c])
         rows.append(depths.pop() * memory.size + (source if source >= 0 else c))
@@ -85,14 +85,14 @@ def read(memory: RecurrentMemory, io: StateReader, seq: int) -> None:
     cells_read = False
     try:
         if count > memory.size:
-            raise _Misfit(f"the state has {count} recurrent cells, the memory {memory.size}")
+            raise _MisfitError(f"the state has {count} recurrent cells, the memory {memory.size}")
         (_read_all if seq == -1 else _read_one)(memory, io, count, seq)
         cells_read = True
         _read_rows(memory, io, count)
     except StateError as err:
-        if seq == -1 and (cells_read or isinstance(err, _Misfit)):
+        if seq == -1 and (cells_read or isinstance(err, _MisfitError)):
             memory.clear(True)
-        elif cells_read or isinstance(err, _Misfit):
+        elif cells_read or isinstance(err, _MisfitError):
             head = int(read_back(memory.cells.counters)[HEAD])
             memory.seq_rm(seq, -1, -1)
             if cells_read and count and memory.store is not None:
@@ -110,7 +110,9 @@ def _read_one(memory: RecurrentMemory, io: StateReader, count: int, seq: int) ->
             pos.append(io.i32(f"recurrent cell {i} of {count}"))
             n_ids = io.u32(f"recurrent cell {i} of {count}")
             if n_ids:
-                raise _Misfit(f"recurrent cell {i} lists {n_ids} sequences: this is a part of a whole state")
+                raise _MisfitError(
+                    f"recurrent cell {i} lists {n_ids} sequences: this is a part of a whole state"
+                )
     finally:
         if len(pos) < 2 or not 0 <= seq < memory.size or len(pos) < count:
             memory.seq_rm(seq, -1, -1)
@@ -119,7 +121,7 @@ def _read_one(memory: RecurrentMemory, io: StateReader, count: int, seq: int) ->
             f"the state of one sequence has {count} recurrent cells; llama.cpp aborts: it is damaged"
         )
     if count and not memory.place_restored(Ubatch.restored(seq, np.array([pos], np.int32))):
-        raise _Misfit(f"sequence {seq} is beyond the {memory.size} cells")
+        raise _MisfitError(f"sequence {seq} is beyond the {memory.size} cells")
 
 
 def _read_all(memory: RecurrentMemory, io: StateReader, count: int, seq: int) -> None:
@@ -137,11 +139,11 @@ def _read_all(memory: RecurrentMemory, io: StateReader, count: int, seq: int) ->
             for _ in range(n_ids):
                 s = io.i32(f"the sequences of recurrent cell {c}")
                 if not 0 <= s < memory.n_seq_max:
-                    raise _Misfit(
+                    raise _MisfitError(
                         f"recurrent cell {c} belongs to sequence {s}, this context has {memory.n_seq_max}"
                     )
                 if s in tails:
-                    raise _Misfit(f"sequence {s} is in the recurrent cells {tails[s]} and {c}")
+                    raise _MisfitError(f"sequence {s} is in the recurrent cells {tails[s]} and {c}")
                 tails[s] = c
                 owners[-1] += (s,)
         whole = True
@@ -182,4 +184,4 @@ def _read_rows(memory: RecurrentMemory, io: StateReader, count: int) -> None:
 
 def _expect(what: str, found: int, wanted: int) -> None:
     if found != wanted:
-        raise _Misfit(f"the {what} is {found} in the state, {wanted} in the memory")
+        raise _MisfitError(f"the {what} is {found} in the state, {wanted} in the memory")

@@ -50,8 +50,8 @@ class RecurrentStore:
     def initial_states(self, part: str, il: int, head: int, rs_z: int, s_copy: Tensor, n_seqs: int) -> Tensor:
         """Bring the rows of a ubatch together; returns the states it starts from, ``float32[n_seqs, width]``.
 
-        Row ``rs_z`` is multiplied by 0 (a NaN stays). Rows ``s_copy`` are read before any is written: the first
-        ``n_seqs`` are returned, the others go behind the ubatch's.
+        Row ``rs_z`` is multiplied by 0 (a NaN stays). Rows ``s_copy`` are read before any is written: the
+        first ``n_seqs`` are returned, the others go behind the ubatch's.
         """
         rows = self.rows[part][il]
         if rs_z >= 0:

@@ -1,7 +1,7 @@
 """Rotations on a device: rotary position embedding, and the Hadamard matrix that spreads outliers.
 
-What turns, and by which parameters, is :class:`kvsim.tensors.rope.Rope`; angles are computed in float64 here, from
-the definition (``ggml_rope_cache_init``, ``rope_yarn``).
+What turns, and by which parameters, is :class:`kvsim.tensors.rope.Rope`; angles are computed in float64 here,
+from the definition (``ggml_rope_cache_init``, ``rope_yarn``).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def sections(rope: Rope, device: torch.device) -> Tensor:
 
 
 def turn(x: Tensor, pos: Tensor, rope: Rope) -> Tensor:
-    """Turn the heads ``x [token, ..., head_size]`` by ``pos int[token]`` (M-RoPE: ``int[4, token]``); a new tensor of
-    the same type. Raises CacheUsageError if the head is too small."""
+    """Turn the heads ``x [token, ..., head_size]`` by ``pos int[token]`` (M-RoPE: ``int[4, token]``); a new
+    tensor of the same type. Raises CacheUsageError if the head is too small."""
     start, end = rope.offset, rope.offset + rope.n_rot
     if end > x.shape[-1]:
         raise CacheUsageError(f"values {start} to {end} of a head of {x.shape[-1]} cannot be rotated")
@@ -89,7 +89,8 @@ def hadamard_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def hadamard(x: Tensor, n: int) -> Tensor:
-    """Rotate ``x[..., m]`` in blocks of ``n``; its own inverse. Raises CacheUsageError if ``n`` does not divide m."""
+    """Rotate ``x[..., m]`` in blocks of ``n``; its own inverse. Raises CacheUsageError if ``n`` does not
+    divide m."""
     if x.shape[-1] % n:
         raise CacheUsageError(f"rows of {x.shape[-1]} values are no whole number of blocks of {n}")
     return (x.unflatten(-1, (-1, n)) @ hadamard_matrix(n, x.dtype, x.device)).flatten(-2)

@@ -1,4 +1,5 @@
-"""A decode step whose shapes repeat: captured once as a CUDA graph, then replayed without the host in between.
+"""A decode step whose shapes repeat: captured once as a CUDA graph, then replayed without the host in
+between.
 
     prepare (one read-back) -> copy cells and tokens into fixed buffers -> replay: place, mask, attention, ...
 
@@ -22,9 +23,9 @@ from kvsim.errors import CacheUsageError
 class RepeatedStep:
     """Places a ubatch in ``cache`` and computes with what it sees: ``compute(view)`` gives the result.
 
-    The first call runs step by step, the second one captures. What is captured holds for one number of tokens in
-    given streams, one ``n_kv`` and the sequences known by then; for others :attr:`key` differs and a step of its own
-    is needed.
+    The first call runs step by step, the second one captures. What is captured holds for one number of tokens
+    in given streams, one ``n_kv`` and the sequences known by then; for others :attr:`key` differs and a step
+    of its own is needed.
     """
 
     def __init__(self, cache: KVCache, compute: Callable[[KVView], Tensor]) -> None:

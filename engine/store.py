@@ -46,8 +46,8 @@ class KVStore:
                 continue
             if self.v_trans and layer.v.name not in FLOATS:
                 raise CacheUsageError(
-                    f"layer {il}: {layer.v.name} values cannot be stored transposed; llama.cpp refuses a quantised V "
-                    f"cache without flash attention"
+                    f"layer {il}: {layer.v.name} values cannot be stored transposed; llama.cpp refuses a "
+                    "quantised V cache without flash attention"
                 )
             dtype, n = stored_shape(layer.v, layer.n_embd_v)
             shape = (n, self.size) if self.v_trans else (self.size, n)
@@ -214,7 +214,8 @@ class KVStore:
             key.check()
 
     def apply_shift(self, shift: Tensor) -> None:
-        """Turn all keys by ``shift int32[n_stream, size]`` positions, those of empty and unmoved cells too."""
+        """Turn all keys by ``shift int32[n_stream, size]`` positions, those of empty and unmoved cells
+        too."""
         self.check_shift()
         steps = shift.reshape(-1)
         for il, key in self.shifts.items():
@@ -224,8 +225,8 @@ class KVStore:
 
 
 def turn_keys(key: KeyShift, rows: Tensor, shift: Tensor) -> None:
-    """Turn the keys of ``rows`` in place, each by its ``shift``. Rounded types turn in float64: what counts is
-    the one rounding at the end."""
+    """Turn the keys of ``rows`` in place, each by its ``shift``. Rounded types turn in float64: what counts
+    is the one rounding at the end."""
     heads = decode(key.kind, rows).unflatten(-1, (key.n_head, key.head_size))
     if key.kind.name != "f32":
         heads = heads.to(torch.float64)

@@ -218,6 +218,7 @@ def test_softcap_bias_and_sinks_equal_the_reference() -> None:
     tensors = (torch.from_numpy(x.astype(np.float32)).transpose(0, 1)[None] for x in (q, k, v))
     out = attention.read_cells(
         *tensors, torch.from_numpy(mask), scale=0.3, softcap=5.0,
-        bias=torch.from_numpy(bias.astype(np.float32))[None], sinks=torch.from_numpy(sinks.astype(np.float32)),
+        bias=torch.from_numpy(bias.astype(np.float32))[None],
+        sinks=torch.from_numpy(sinks.astype(np.float32)),
     )  # fmt: skip
     assert np.abs(out[0].transpose(0, 1).numpy() - want).max() < 1e-6

@@ -1,5 +1,5 @@
-"""llama.cpp's recorded numbers, recomputed by the engine: the checks of ``kvsim verify``, with kvsim's functions
-replaced by the engine's, within the same tolerances."""
+"""llama.cpp's recorded numbers, recomputed by the engine: the checks of ``kvsim verify``, with kvsim's
+functions replaced by the engine's, within the same tolerances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine_recordings import DEVICES
 from engine import codecs, compressor, indexer, rope, store
 from kvsim.models.cache_types import cache_type
 from kvsim.tensors.shift import KeyShift
-from kvsim.verify import dsa, dsv4, kshift, msa, rowcodec, verify_file
+from kvsim.verify import dsa, dsv4, msa, rowcodec, verify_file
 
 GOLDENS = Path(__file__).parents[2] / "fixtures" / "goldens"
 STORED = ("f32", "f16", "bf16", "q8_0", "q4_0")

@@ -1,4 +1,5 @@
-"""The pooled indexer on a device: over every recording, the same pools, masks, tails and lists as the reference."""
+"""The pooled indexer on a device: over every recording, the same pools, masks, tails and lists as the
+reference."""
 
 from __future__ import annotations
 

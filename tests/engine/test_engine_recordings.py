@@ -1,15 +1,12 @@
 """The engine's leaves in kvsim's composites: every recording of llama.cpp, operation by operation.
 
-Return values, ubatches, slots, masks, cells, heads: zero differences, for all kinds of memory. Beside it kvsim
-itself performs the same operations: the shapes that decide whether a graph is reused must be equal too.
+Return values, ubatches, slots, masks, cells, heads: zero differences, for all kinds of memory. Beside it
+kvsim itself performs the same operations: the shapes that decide whether a graph is reused must be equal too.
 """
 
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="the engine needs torch: pip install 'kvsim[engine]'")
-
 from engine_recordings import DEVICES, KINDS, traces
 
 from engine import EngineFactory
@@ -46,7 +43,8 @@ def test_graphs_are_reused_when_the_reference_reuses_them(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_host_believes_is_what_the_device_holds(kind: str) -> None:
-    """Ranges, the last used cell, known sequences: kept on the host so as not to ask, and true after each step."""
+    """Ranges, the last used cell, known sequences: kept on the host so as not to ask, and true after each
+    step."""
     for trace in traces(kind)[:3]:
         replayer = Replayer(context_of(trace.header, EngineFactory()))
         memory = replayer.context.memory

@@ -1,4 +1,5 @@
-"""Rows on a device beside kvsim's: the same operations leave the same bytes, in stores and in saved states."""
+"""Rows on a device beside kvsim's: the same operations leave the same bytes, in stores and in saved
+states."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def started(device: str) -> Context:
     return context
 
 
-def make_compute(context: Context, device: str):  # noqa: ANN201
+def make_compute(context: Context, device: str):
     cache = context.memory
     layer = cache.spec.layers[0]
     torch.manual_seed(1)

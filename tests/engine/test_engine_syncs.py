@@ -1,15 +1,13 @@
 """Where the engine waits for the device: once per batch while it is prepared, never while it is applied.
 
-On a CPU every way of learning a tensor's values is counted or forbidden; on a GPU torch itself is told to raise.
+On a CPU every way of learning a tensor's values is counted or forbidden; on a GPU torch itself is told to
+raise.
 """
 
 from __future__ import annotations
 
 import pytest
 import torch
-
-torch = pytest.importorskip("torch", reason="the engine needs torch: pip install 'kvsim[engine]'")
-
 from engine_recordings import DEVICES, KINDS, traces
 from no_waiting import at_most_read_backs
 
@@ -97,8 +95,8 @@ def test_a_full_cache_is_refused_with_one_read_back_per_split(kind: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequence_operations_ask_nothing(kind: str) -> None:
-    """Shifts, copies, removals are masks; only a rollback of a recurrent state has to be granted, and pools ask
-    whether they share cells and where a sequence begins."""
+    """Shifts, copies, removals are masks; only a rollback of a recurrent state has to be granted, and pools
+    ask whether they share cells and where a sequence begins."""
     for context in contexts(kind, "cpu"):
         memory = context.memory
         with at_most_read_backs(2 if kind == "hybrid_idx" else 0, "cpu"):
