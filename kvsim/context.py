@@ -1,7 +1,7 @@
 """The decode loop over a memory (``src/llama-context.cpp``; spec/decode.md).
 
-    Batch -> validate (-1) -> pending updates -> split and find slots (1) -> for each ubatch:
-    place, decide the graph, compute (2, -2, -3: its positions are removed again) -> outputs in order
+Batch -> validate (-1) -> pending updates -> split and find slots (1) -> for each ubatch:
+place, decide the graph, compute (2, -2, -3: its positions are removed again) -> outputs in order
 """
 
 from __future__ import annotations
@@ -325,6 +325,7 @@ class Context:
     def state_seq_set(self, data: bytes, seq: int, flags: int = 0, strict: bool = False) -> int:
         """Restore a sequence; returns the bytes read, or 0 if refused with the reason in ``last_failure``.
         ``strict``: a refused restore leaves the memory as it was."""
+
         def load() -> int:
             return state.load_sequence(self.memory, data, seq, flags, self.device_states, strict)
 

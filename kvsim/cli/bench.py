@@ -28,7 +28,9 @@ class Part(Enum):
 
 
 def bench_command(
-    part: Annotated[Part, typer.Argument(help="cells: operations on cells; tensors: on rows; engine: torch.")],
+    part: Annotated[
+        Part, typer.Argument(help="cells: operations on cells; tensors: on rows; engine: torch.")
+    ],
     size: Annotated[int, typer.Option(help="Cells of the cache.", min=SMALLEST)] = 131_072,
     lib: Annotated[Path | None, typer.Option(help="llama.cpp's shared library to compare with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,

@@ -26,9 +26,9 @@ from small_memories import (
 )  # fmt: skip
 
 from kvsim.caches.kv import KVCache
-from kvsim.caches.shared_kv import SharedKVCache
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.pool_layout import PoolLayout, all_clean
+from kvsim.caches.shared_kv import SharedKVCache
 from kvsim.cells import CellTable
 from kvsim.context import Context
 from kvsim.defrag import (
