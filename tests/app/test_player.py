@@ -251,6 +251,16 @@ def test_every_memory_type_is_shown(show, name) -> None:
     assert page.locator(".kv-compressor").is_visible() == (name == "dsv4")
 
 
+def test_stale_pools_are_told_beside_the_indexer_cells(show) -> None:
+    """The pooled keys of seq 0 are stale from position 49 on after operation 9, and fresh after a decode."""
+    page = show(payload_of("hybrid_idx/qwen4exp-uni-c512-u16-s2-f16-rs2-01"), at=9)
+    lanes = page.locator(".kv-lane")
+    assert "pools stale: seq 0 from 49" in lanes.nth(1).inner_text()
+    assert "pools" not in lanes.nth(0).inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "pools" not in lanes.nth(1).inner_text()
+
+
 PLAY = """([from, speed]) => new Promise(done => { const p = kvsim.player; p.go(from); p.setSpeed(speed);
   const works = [], turn = p.motion.advance.bind(p.motion), go = p.go.bind(p);
   let spent = 0;

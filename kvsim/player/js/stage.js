@@ -199,6 +199,8 @@ export class Stage {
     if (purged) facts.push([number(purged), " purged now"]);
     const copies = frame.side.extra?.pending_copies?.[spec.cache]?.filter(([, to]) => to === spec.stream || spec.n_stream === 1);
     if (copies?.length) facts.push(["", `copy from stream ${copies.map(([from]) => from).join(", ")} pending`]);
+    const stale = spec.cache === "idx" ? staleOf(frame.side.extra, spec) : [];
+    if (stale.length) facts.push(["", stalePools(stale)]);
     if (lane === this.shown[0] && frame.step.graph?.includes("rebuilt")) facts.push(["", `graph ${frame.step.graph.replace(/^.*; /, "")}`]);
     if (spec.swa_type) facts.push(["window ", number(spec.n_swa)]);
     lane.facts.replaceChildren(...facts.map((fact) => el("span", "", fact.map((text) => el(/^[\d,−]+$/.test(text) ? "b" : "span", "", text)))));
@@ -208,4 +210,14 @@ export class Stage {
     lane.note.textContent = refused ? "refused" : why ? "not asked" : "";
     lane.note.className = `kv-lane-note ${refused ? "kv-bad" : ""}`;
   }
+}
+
+// Pooled index keys that the next decode computes again: [sequence, first position] each.
+function staleOf(extra, spec) {
+  return (extra?.idx_stale ?? []).filter(([seq]) => spec.n_stream === 1 || seq === spec.stream);
+}
+
+function stalePools(stale) {
+  if (stale.length > 2) return `pools of ${stale.length} sequences stale`;
+  return `pools stale: ${stale.map(([seq, pos]) => `seq ${seq} from ${number(pos)}`).join(", ")}`;
 }
