@@ -171,16 +171,17 @@ class Cells:
         hi, word, bit = self.reach(stream), s // WORD_BITS, signed_bit(s)
         if not hi or word >= self.n_words:
             return
-        mine = self._mine(stream, s, hi, p0, p1)
         words = self.seq[:, stream, :hi]
+        own = words[word]
         if p0 == 0 and p1 == POS_INF and self.minus_one is None:
-            words[word] &= ~bit
+            mine = (own & bit).to(torch.bool)
+            own &= ~bit
         else:
-            words[word] ^= _bits(mine, bit)
-        freed = mine & ~_any(words)
+            mine = self._mine(stream, s, hi, p0, p1)
+            own ^= _bits(mine, bit)
         if self.minus_one is not None:
             self.minus_one.dropped(stream, hi, word, bit, mine)
-        self._free(stream, hi, freed)
+        self._free(stream, hi, mine.logical_and_(_any(words).logical_not_()))
 
     def purge(self, stream: int, ids: Sequence[int], reach: Sequence[Tensor], hi: int) -> None:
         """Take each of ``ids`` out of its cells before ``hi`` up to the position ``reach``."""
@@ -379,10 +380,11 @@ class Cells:
     def _free(self, stream: int, hi: int, freed: Tensor) -> None:
         """Cells (a mask) that have no owner any more become empty; the head is lowered to the first of
         them."""
-        self.planes[POS, stream, :hi] |= freed.to(torch.int32).neg_()
+        minus_one = freed.view(torch.int8).neg().to(torch.int32)
+        self.planes[POS, stream, :hi] |= minus_one
         any_freed, first = _first(freed)
         head = self.heads[stream]
-        torch.minimum(head, first + ~any_freed * self.size, out=head)
+        torch.where(any_freed, torch.minimum(head, first), head, out=head)
         if self.minus_one is not None:
             self.minus_one.freed(stream, hi, freed)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.pool_layout import PoolView
 from engine.rope import turn
-from engine.rows import FIRST
+from engine.rows import FIRST, POS
+from engine.sync import upload
 from kvsim.tensors.rope import Rope
 
 
@@ -38,11 +40,11 @@ class _Builder:
         self.size, self.n_cells, self.n_kv = view.layout.size, view.cache.size, view.n_kv
         device = view.cache.device
         ids = view.layout.ids
-        row_of = torch.zeros(max(ids) + 1, dtype=torch.int64)
-        row_of[torch.tensor(ids)] = torch.arange(len(ids))
-        self.row = row_of.to(device, non_blocking=True)[self.rows.packed[FIRST]]
-        self.pos = self.rows.packed[0]
-        self.stream = torch.tensor([view.cache.stream_of(s) for s in ids]).to(device, non_blocking=True)
+        row_of = np.zeros(max(ids) + 1, np.int64)
+        row_of[ids] = np.arange(len(ids))
+        self.row = upload(row_of, device)[self.rows.packed[FIRST]]
+        self.pos = self.rows.packed[POS]
+        self.stream = upload([view.cache.stream_of(s) for s in ids], device)
         cell = view.slot.flat % self.n_cells
         self.rank = (self.layout.keys[self.row] < ((self.pos + 1) * self.n_cells + cell)[:, None]).sum(1)
 
@@ -119,7 +121,7 @@ class _Builder:
         reps = torch.where(real, members[..., -1], -1).flatten()
         n_all = self.n_cells * self.view.cache.n_stream
         held = torch.zeros(n_all + 1, dtype=torch.bool, device=count.device)
-        held[torch.where(reps >= 0, reps, n_all)] = True
+        held.index_fill_(0, torch.where(reps >= 0, reps, n_all), True)
         free = (~held[:-1]).to(torch.int64).cumsum(0)
         scratch = torch.searchsorted(free, (wanted - count[-1]).clamp(min=1))
         chosen = members.flatten(0, 1)[at]

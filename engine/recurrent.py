@@ -25,6 +25,7 @@ from kvsim.memory import (
     UpdateContext,
     View,
     check_delta,
+    check_delta,
     position_range,
 )
 from kvsim.state import StateReader, StateWriter
@@ -156,6 +157,7 @@ class RecurrentMemory(Leaf):
         self.cells.keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
+        check_delta(delta)
         check_delta(delta)
         if not 0 <= seq < self.size:
             return
@@ -306,7 +308,9 @@ class RecurrentView(View):
             owner = cells.smallest_owner()[mine]
             depth = torch.where(owner < 0, 0, memory.rollback[owner.clamp(min=0)])
             consumed = torch.zeros(memory.n_seq_max + 1, dtype=torch.bool, device=memory.device)
-            consumed[owner] = True  # -1 is the last entry, of no sequence
+            consumed.index_fill_(
+                0, torch.where(owner < 0, memory.n_seq_max, owner), True
+            )  # the last: of nobody
             memory.rollback.masked_fill_(consumed[:-1], 0)
             row = row + depth * memory.size
         self.s_copy = row

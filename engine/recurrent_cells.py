@@ -44,7 +44,8 @@ class StateCells:
 
     def clear(self) -> None:
         """Empty; ``src0``, ``n`` and ``rs_z`` stay."""
-        self.columns[[POS, SRC, TAIL]] = -1
+        self.columns[: SRC + 1] = -1
+        self.columns[TAIL] = -1
         self.owners.zero_()
         self.counters[: USED + 1] = 0
 
@@ -168,7 +169,7 @@ class StateCells:
         zeroed."""
         src = self.columns[SRC].to(torch.int64)
         referenced = torch.zeros(self.size + 1, dtype=torch.bool, device=self.device)
-        referenced[src] = True  # -1 is the last entry, of no cell
+        referenced.index_fill_(0, torch.where(src < 0, self.size, src), True)  # the last entry is of no cell
         inside = (self.index >= lo) & (self.index <= hi)
         free = torch.where(inside & ~referenced[:-1], self.index, self.size).amin()
         zero = torch.where(free == self.size, -1, free)
