@@ -236,7 +236,7 @@ def _file_button() -> None:
 
 
 def _uploaded() -> None:
-    """Load the file for this session; what cannot be used is told, and the probe stays."""
+    """Load the file for this user; what cannot be used is told, and the probe stays."""
     state = st.session_state
     file = state.get("attention-file")
     for key in ("attention-network", "attention-refused"):

@@ -138,7 +138,7 @@ def _open_button() -> None:
 
 
 def _uploaded() -> None:
-    """Keep the upload for this session only."""
+    """Keep the upload for this user only."""
     file = st.session_state.get("compare-file")
     if file is not None:
         st.session_state["compare-upload"] = (file.name, file.getvalue())

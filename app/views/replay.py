@@ -111,7 +111,7 @@ def _open_button() -> None:
 
 
 def _uploaded() -> None:
-    """Keep the upload for this session only."""
+    """Keep the upload for this user only."""
     state = st.session_state
     file = state.get("file")
     for key in ("upload", "opened", "opening", "play_anyway"):
