@@ -149,7 +149,7 @@ class Cells:
             ghost = (self.minus_one.ghosts[word, stream] & bit).to(torch.bool).any()
             low = torch.where(ghost, low.clamp(max=-1), low)
             high = torch.where(ghost, high.clamp(min=-1), high)
-        return torch.stack([torch.where(low == POS_INF, -1, low), torch.where(high == LOWEST, -1, high)])
+        return torch.where(high == LOWEST, -1, torch.stack([low, high]))  # LOWEST: nobody's
 
     def only_owner(self, streams: Tensor | slice, hi: int) -> Tensor:
         """``int64[P, hi]``: the owner of each cell that has one alone, else -1."""
@@ -249,14 +249,13 @@ class Cells:
         cells[POS].add_(mine, alpha=delta)
         cells[SHIFT].add_(mine, alpha=delta)
         self._note_shift(stream, mine)
-        if delta < 0:
-            freed = mine & (cells[POS] < 0)
-            self._disown(stream, hi, freed)
-            self._free(stream, hi, freed)
-            gone = freed.to(torch.int32)
-            cells[KEPT] |= gone
-            any_freed, first = _first(freed)
-            self.heads[stream] = first * any_freed
+        freed = mine & (cells[POS] < 0)  # moving up may end there too: positions have 32 bits
+        self._disown(stream, hi, freed)
+        self._free(stream, hi, freed)
+        gone = freed.to(torch.int32)
+        cells[KEPT] |= gone
+        any_freed, first = _first(freed)
+        self.heads[stream] = first * any_freed
         if self.minus_one is not None:
             self.minus_one.moved(stream, mine, cells[POS], self.seq[:, stream])
 

@@ -40,7 +40,6 @@ from kvsim.memory import (
     PrepareFailure,
     SlotInfo,
     check_delta,
-    check_delta,
     position_range,
 )
 from kvsim.models.cache_spec import CacheSpec
@@ -332,7 +331,6 @@ class KVCache(AttentionLeaf):
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         self.check_editable("seq_add", seq)
-        check_delta(delta)
         check_delta(delta)
         p0, p1 = position_range(p0, p1)
         if delta == 0 or p0 == p1:

@@ -13,6 +13,8 @@ from kvsim.batch import Batch
 from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.caches.factory import LeafFactory
 from kvsim.context import Context
+from kvsim.models.context_params import ContextParams
+from kvsim.models.known import known_model
 from kvsim.replay import context_of
 from kvsim.state import ON_DEVICE
 
@@ -112,3 +114,16 @@ def test_stream_copies_and_shifts_leave_the_same_rows(kind: str, device: str) ->
             context.update()
         assert_equal_rows(ours, reference, trace.path)
     assert n_shifted > 0
+
+
+@pytest.mark.parametrize("delta", [2**31 - 1, 2**31 - 3])
+def test_positions_that_pass_the_end_of_32_bits_are_freed_as_in_the_reference(delta: int) -> None:
+    model, params = known_model("gemma3-1b"), ContextParams(n_ctx=256, kv_unified=True)
+    pictures = []
+    for leaves in (LeafFactory(), EngineFactory()):
+        context = Context(model, params, leaves=leaves)
+        context.decode(Batch.tokens_of(0, range(5)))
+        context.memory.seq_add(0, -1, -1, delta)
+        pictures.append(context.memory.snapshot().to_json())
+    assert pictures[0]["pos"]["0"] == [delta, 2**31 - 1]
+    assert pictures[1] == pictures[0]
