@@ -25,7 +25,6 @@ from kvsim.memory import (
     UpdateContext,
     View,
     check_delta,
-    check_delta,
     position_range,
 )
 from kvsim.state import StateReader, StateWriter
@@ -157,7 +156,6 @@ class RecurrentMemory(Leaf):
         self.cells.keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        check_delta(delta)
         check_delta(delta)
         if not 0 <= seq < self.size:
             return
