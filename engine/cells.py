@@ -46,6 +46,7 @@ class Cells:
         self.heads = torch.zeros(n_stream, dtype=torch.int64, device=device)
         self.has_shift = torch.zeros(n_stream, dtype=torch.bool, device=device)
         self.may_shift = False
+        self.highest = 0  # no position is above
         self.top = [0] * n_stream
         self.ids: list[set[int]] = [set() for _ in range(n_stream)]
         self.minus_one: MinusOne | None = None
@@ -79,6 +80,7 @@ class Cells:
     def clear(self) -> None:
         """Every stream empty, every head at 0."""
         self.minus_one = None
+        self.highest = 0
         for stream in range(self.n_stream):
             self.reset(stream)
         self.heads.zero_()
@@ -117,7 +119,8 @@ class Cells:
         mine = self.has(stream, s, hi)
         pos = self.planes[POS, stream, :hi]
         if p0 > 0 or self.minus_one is not None:
-            mine &= ~((pos - p0) >> 31).to(torch.bool)  # by the sign: quicker than a comparison
+            # by the sign of p0 - 1 - pos, which is quicker than a comparison
+            mine &= torch.rsub(pos, p0 - 1).bitwise_right_shift_(31).to(torch.bool)
         return mine if p1 == POS_INF else mine & (pos < p1)
 
     def used(self, streams: Tensor | slice, hi: int) -> Tensor:
@@ -249,13 +252,14 @@ class Cells:
         cells[POS].add_(mine, alpha=delta)
         cells[SHIFT].add_(mine, alpha=delta)
         self._note_shift(stream, mine)
-        freed = mine & (cells[POS] < 0)  # moving up may end there too: positions have 32 bits
-        self._disown(stream, hi, freed)
-        self._free(stream, hi, freed)
-        gone = freed.to(torch.int32)
-        cells[KEPT] |= gone
-        any_freed, first = _first(freed)
-        self.heads[stream] = first * any_freed
+        self.highest += max(delta, 0)
+        if delta < 0 or self.highest > POS_INF:  # moving up may end below 0 too: positions have 32 bits
+            freed = mine & (cells[POS] < 0)
+            self._disown(stream, hi, freed)
+            self._free(stream, hi, freed)
+            cells[KEPT] |= freed.to(torch.int32)
+            any_freed, first = _first(freed)
+            self.heads[stream] = first * any_freed
         if self.minus_one is not None:
             self.minus_one.moved(stream, mine, cells[POS], self.seq[:, stream])
 

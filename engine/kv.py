@@ -141,6 +141,7 @@ class KVCache(AttentionLeaf):
         """Tokens of these sequences are about to come."""
         for s in ubatch.seq_id_unq:
             self.table.know(self.stream_of(s), {s})
+        self.table.highest = max(self.table.highest, int(ubatch.pos0.max(initial=0)))
         if int(ubatch.pos0.min(initial=0)) < 0:
             self.table.watch_minus_one()
 

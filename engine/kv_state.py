@@ -298,7 +298,8 @@ def _place_from_zero(
         columns = np.zeros((6, n), np.int32)
         columns[:KEPT] = np.array(cells, np.int32).T
         columns[KEPT] = columns[POS] == -1
-        if int(columns[0].min()) < 0:
+        table.highest = max(table.highest, int(columns[POS].max()))
+        if int(columns[POS].min()) < 0:
             table.watch_minus_one()
         words = upload(owner_words(tuple(owners), table.n_words), cache.device, WORD)
         flat = table.index[:n] + stream * cache.size
