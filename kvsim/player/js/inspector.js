@@ -14,8 +14,8 @@ export class Inspector {
   }
 
   draw(frame) {
-    const { selected, hovered, model } = this.player;
-    const target = hovered ?? selected;
+    const { selected, hovered, lookedAt, model } = this.player;
+    const target = hovered ?? selected ?? lookedAt;
     const parts = [];
     const many = model.total >= MANY, wide = this.player.root.classList.contains("kv-wide");
     for (const hazard of frame.step.hazards ?? []) parts.push(hazardNote(hazard));
@@ -67,7 +67,7 @@ export class Inspector {
     const shown = around(entries, at, 9);
     const list = el("ol", "kv-history", shown.map((entry) => {
       const link = el("button", { type: "button", class: "kv-link" }, number(entry.i));
-      link.addEventListener("click", () => this.player.go(entry.i));
+      link.addEventListener("click", () => { this.player.selected = { lane: k, cell: i }; this.player.go(entry.i); });
       return el("li", entry.i === at ? "kv-present" : entry.i > at ? "kv-future" : "", [link, el("span", "", this._told(k, i, entry))]);
     }));
     const hidden = entries.length - shown.length;

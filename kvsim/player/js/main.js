@@ -23,7 +23,7 @@ const DWELL = 420, QUIET_STEP = 600, FAST_STEP = 60;
 
 export class Player {
   constructor(parent, payload, options = {}) {
-    Object.assign(this, { options, speed: 1, playing: false, labelMode: 0, selected: null, hovered: null, cursor: null,
+    Object.assign(this, { options, speed: 1, playing: false, labelMode: 0, selected: null, hovered: null, lookedAt: null, cursor: null,
       focus: null, phase: null, pitch: null, dpr: window.devicePixelRatio || 1, frames: 0 });
     this.quiet = window.matchMedia("(prefers-reduced-motion: reduce)");
     this.root = el("div", { class: "kv", tabindex: "0", role: "application", "aria-label": "player of a recording" });
@@ -77,7 +77,7 @@ export class Player {
     this.picks.clear();
     if (payload && payload !== this.model.payload) {
       this.pause();
-      this.selected = this.hovered = this.cursor = this.focus = this.pitch = null;
+      this.selected = this.hovered = this.lookedAt = this.cursor = this.focus = this.pitch = null;
       this._build(payload);
       this.layOut();
       this.go(Math.max(0, Math.min(this.model.nSteps - 1, options.at ?? 0)));
@@ -156,6 +156,7 @@ export class Player {
 
   // Show step i. With `animate`, show how it came about.
   go(i, { animate = false } = {}) {
+    this.lookedAt = null;
     const to = Math.max(0, Math.min(this.model.nSteps - 1, i));
     this.motion.stop();
     this.phase = null;
@@ -281,6 +282,7 @@ export class Player {
     const now = i < 0 ? null : { lane: k, cell: i };
     if (before?.lane === now?.lane && before?.cell === now?.cell) return;
     this.hovered = now;
+    this.lookedAt = now ? null : before; // its details stay, so that the pointer can go to their links
     this._look(before, now);
   }
 
@@ -337,7 +339,7 @@ export class Player {
 
   escape() {
     if (this._help) { this.help(); return; }
-    this.hovered = null;
+    this.hovered = this.lookedAt = null;
     if (this.focus !== null) this.focusOn(null);
     this.select(null);
     this.draw();
