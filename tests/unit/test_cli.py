@@ -274,9 +274,17 @@ def test_what_a_file_says_is_text_and_no_markup(tmp_path):
 def test_verify_a_golden():
     result = run("verify", GOLDENS / "rowcodec" / "rows32.npz")
     assert result.exit_code == 0
-    line, total = result.stdout.splitlines()
+    line, *arrays, total = result.stdout.splitlines()
     assert line.endswith("25 arrays  worst 0.0e+00  agrees")
+    assert len(arrays) == 25
+    assert "    q4_0.cache_bytes: 0, allowed 0" in arrays
     assert total == "1 files, 25 arrays, 0 files out of tolerance"
+
+
+def test_verify_tells_the_error_of_every_array_of_many_files():
+    files = [GOLDENS / "rowcodec" / name for name in ("rows32.npz", "rows64.npz")]
+    assert len(run("verify", *files).stdout.splitlines()) == 3
+    assert len(run("verify", "--arrays", *files).stdout.splitlines()) == 3 + 50
 
 
 def test_verify_finds_an_altered_array(tmp_path):
