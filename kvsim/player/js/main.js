@@ -37,8 +37,8 @@ export class Player {
     this.observer = new ResizeObserver(() => this.layOut());
     this.observer.observe(this.root);
     document.fonts?.addEventListener("loadingdone", this._fonts = () => this.layOut());
-    this.layOut();
-    this.go(Math.max(0, Math.min(this.model.nSteps - 1, options.at ?? 0)));
+    this.first = options.at ?? 0;
+    this.layOut(); // where there is no room yet (a frame that is still to be laid out), the observer comes back
   }
 
   _build(payload) {
@@ -79,8 +79,8 @@ export class Player {
       this.pause();
       this.selected = this.hovered = this.lookedAt = this.cursor = this.focus = this.pitch = null;
       this._build(payload);
+      this.first = options.at ?? 0;
       this.layOut();
-      this.go(Math.max(0, Math.min(this.model.nSteps - 1, options.at ?? 0)));
     }
     if (options.theme) this.setTheme(options.theme);
   }
@@ -136,6 +136,7 @@ export class Player {
     this.motion.place();
     if (this.frame) this.draw();
     this._laying = false;
+    if (!this.frame) this.go(this.first);
   }
 
   _tab(i) {
