@@ -22,6 +22,7 @@ from engine.sync import read_back, upload
 from kvsim.errors import CacheUsageError
 from kvsim.memory import IntArray
 from kvsim.models.cache_spec import CacheSpec, LayerSpec
+from kvsim.models.cache_types import CacheType
 from kvsim.models.context_params import ResolvedContext
 from kvsim.tensors.shift import KeyShift
 from kvsim.tensors.store import key_shift
@@ -116,8 +117,8 @@ class KVStore:
             rows = self.v[il].flatten(0, 1).index_select(0, flat.flatten())
         return self._values(layer.v, rows.unflatten(0, flat.shape), layer.n_head_kv)
 
-    def _values(self, kind: object, rows: Tensor, n_head: int) -> Tensor:
-        values = rows if kind.name in FLOATS else decode(kind, rows)  # type: ignore[attr-defined]
+    def _values(self, kind: CacheType, rows: Tensor, n_head: int) -> Tensor:
+        values = rows if kind.name in FLOATS else decode(kind, rows)
         return values.unflatten(-1, (n_head, -1))
 
     # -- decoded and encoded, cell by cell, as kvsim's store -----------------------------------
