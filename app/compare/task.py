@@ -22,11 +22,16 @@ _turns = threading.BoundedSemaphore(AT_ONCE)
 
 
 class Task:
-    """Starts a job in a process of its own. ``told`` grows while it runs; ``state`` is ``waiting``,
-    ``running``, ``done``, ``cancelled`` or ``failed`` (then ``error`` says why)."""
+    """Starts a job in a process of its own, which runs ``module`` for at most ``longest`` seconds. ``told`` grows
+    while it runs; ``state`` is ``waiting``, ``running``, ``done``, ``cancelled`` or ``failed`` (then ``error``
+    says why)."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(
+        self, job: dict[str, Any], module: str = "app.compare.worker", longest: float = LONGEST
+    ) -> None:
         self.job = job
+        self.module = module
+        self.longest = longest
         self.told: list[dict[str, Any]] = []
         self.state = "waiting"
         self.error = ""
@@ -64,8 +69,8 @@ class Task:
                 if self.over:
                     return
                 self.state = "running"
-                self._process = _start()
-            limit = threading.Timer(LONGEST, self._end, ["failed"])
+                self._process = _start(self.module)
+            limit = threading.Timer(self.longest, self._end, ["failed"])
             limit.start()
             try:
                 self._listen(self._process)
@@ -87,12 +92,14 @@ class Task:
             if not self.over:
                 self.state = "failed" if status or self.error else "done"
         if self.state == "failed" and not self.error:
-            self.error = f"it took longer than {LONGEST:.0f} s" if status < 0 else f"it ended with {status}"
+            self.error = (
+                f"it took longer than {self.longest:.0f} s" if status < 0 else f"it ended with {status}"
+            )
 
 
-def _start() -> subprocess.Popen[str]:
+def _start(module: str) -> subprocess.Popen[str]:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "app.compare.worker"]
+    command = [sys.executable, "-m", module]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, cwd=ROOT)

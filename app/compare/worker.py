@@ -1,19 +1,16 @@
-"""The process in which lanes and campaigns run: ``python -m app.compare.worker``.
-
-Takes one job as a line of JSON on stdin, and tells what it finds, line by line as JSON, on stdout.
-"""
+"""The process in which lanes and campaigns run: ``python -m app.compare.worker``."""
 
 from __future__ import annotations
 
 import base64
 import json
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from app.compare import lanes, tell
+from app.worker import Tell, serve
 from kvsim.errors import KvsimError
 from kvsim.narrate.calls import call
 from kvsim.ops import Op
@@ -25,16 +22,6 @@ from kvsim.testing.recorded import steps_of, write_steps
 from kvsim.testing.shrink import shrink
 from kvsim.trace import Header, Step, read_trace
 from kvsim.trace.describe import header_of
-
-Tell = Callable[..., None]
-
-
-def main() -> None:
-    job = json.loads(sys.stdin.readline())
-    try:
-        {"compare": compare, "campaign": campaign}[job["job"]](job, _tell)
-    except KvsimError as error:
-        _tell("error", text=str(error))
 
 
 def compare(job: dict[str, Any], tell_: Tell) -> None:
@@ -125,10 +112,5 @@ def _trace(header: Header, find: Find, ops: Sequence[Op]) -> str:
         return base64.b64encode(path.read_bytes()).decode()
 
 
-def _tell(kind: str, **found: Any) -> None:
-    sys.stdout.write(json.dumps({"kind": kind, **found}, separators=(",", ":")) + "\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve({"compare": compare, "campaign": campaign})

@@ -43,7 +43,7 @@ def table(parts: tuple[Part, ...]) -> str:
         each = f"{part.each:,}" if part.each else "differs"
         cells = (name, f"{part.layers:,}", f"{part.rows:,}", each, in_words(part.bytes))
         rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-    return f'<table class="kvm-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<table class="kvs-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def curves(past: History, scenario: str) -> str:

@@ -34,7 +34,7 @@ def show() -> None:
     n = min(state["ls step"], len(lesson.steps) - 1)
     progress: Progress = state["ls progress"]
     shown = n in progress.done.get(lesson.key, set())
-    with st.container(key="ls-list"):
+    with st.container(key="side-list"):
         _list(lesson, progress)
     with st.container(key="ls-main"):
         _step(lesson, n, shown, progress)

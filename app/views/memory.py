@@ -36,7 +36,7 @@ def _history(name: str) -> History:
 def show() -> None:
     """The page."""
     st.html(style.sheet(FILE))
-    with st.container(key="memory-page"):
+    with st.container(key="configured"):
         left, right = st.columns(2)
         with left:
             setting, model = _configure()
@@ -53,9 +53,9 @@ def _configure() -> tuple[Setting, ModelParams | None]:
     if "memory" not in state:
         state.memory = Setting.from_query(st.query_params)
     old: Setting = state.memory
-    st.html('<div class="kvm-side">Model</div>')
+    st.html('<div class="kvs-side">Model</div>')
     model_name, model = _model(old)
-    st.html('<div class="kvm-side">Context</div>')
+    st.html('<div class="kvs-side">Context</div>')
     new = _context(model_name, old, model) if model else old
     state.memory = new
     _remember(new)
@@ -170,7 +170,7 @@ def _by_part(model: ModelParams, setting: Setting, own: Cost) -> None:
     st.html(_head("By part", "as configured; without weights and compute buffers"))
     st.html(drawing.table(own.parts))
     notes = " ".join(explanation(model, setting))
-    st.html(f'<div class="kvm-note">{notes}</div>')
+    st.html(f'<div class="kvs-note">{notes}</div>')
 
 
 def _over_a_trace(kind: str) -> None:
@@ -188,4 +188,4 @@ def _over_a_trace(kind: str) -> None:
 
 
 def _head(title: str, more: str) -> str:
-    return f'<div class="kvm-head">{title}<small>{more}</small></div>'
+    return f'<div class="kvs-head">{title}<small>{more}</small></div>'

@@ -120,8 +120,9 @@ class CacheSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """``time`` seconds after the first arrival: requests that wait and that are served, the caches by name,
-    and the failed decodes and reprocessed tokens so far."""
+    """``time`` seconds after the first arrival: requests that wait and that are served, and the caches by
+    name. So far: failed decodes, requests that came, those that found a part of their prompt, and tokens of
+    prompts by what became of them."""
 
     time: float
     waiting: int
@@ -129,6 +130,10 @@ class Sample:
     failed_decodes: int
     reprocessed: int
     caches: dict[str, CacheSample]
+    requests: int = 0
+    hits: int = 0
+    reused: int = 0
+    computed: int = 0
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,14 @@ class Account:
     def due(self, time: float) -> bool:
         """Whether it is time for a sample."""
         return time >= self._next
+
+    def now(self, time: float, waiting: int, serving: int, caches: dict[str, CacheSample]) -> Sample:
+        """A sample with the sums so far."""
+        sums = self.totals
+        return Sample(
+            time, waiting, serving, sums.failed_decodes, sums.reprocessed, caches,
+            requests=sums.requests, hits=self.hits, reused=sums.reused, computed=sums.computed,
+        )  # fmt: skip
 
     def sample(self, sample: Sample) -> None:
         """Keep a sample; when there are too many, every second one goes and later ones come half as often."""

@@ -182,11 +182,7 @@ class PagedServer:
             live_by_slot=tuple(live),
             reclaimable_by_slot=(0,) * len(live),
         )
-        totals = self.account.totals
-        return Sample(
-            clock, len(self.waiting), len(self.running), totals.failed_decodes, totals.reprocessed,
-            {"blocks": cache},
-        )  # fmt: skip
+        return self.account.now(clock, len(self.waiting), len(self.running), {"blocks": cache})
 
     # -- admitting -----------------------------------------------------------------------------
 

@@ -102,33 +102,42 @@ def plan(
     choices: Choices,
     limits: Limits,
     report: Callable[[Tried], object] = lambda tried: None,
+    whole: bool = False,
 ) -> Plan:
     """Simulate from the smallest configuration on until one is within the limits.
+
+    ``whole``: simulate every configuration, each to its end, so that what they cost and what they do can be
+    seen side by side; the result is the same.
 
     ``requests`` gives the workload anew for each. Bytes are those of the caches. A configuration that is too
     large is tried as well, so that a plan without result can say whether memory is what stands in the way.
     """
     tried: list[Tried] = []
-    for each in _tries(requests, candidates(base, choices), limits):
+    decided = 0  # how many it took to know
+    for each in _tries(requests, candidates(base, choices), limits, whole):
         tried.append(each)
         report(each)
-        if not each.broken:
+        if not decided and each.broken in ((), ("bytes",)):
+            decided = len(tried)
+        if decided and not whole:
             break
-        if each.broken == ("bytes",):
-            return Plan(None, _binding(tried), tuple(tried))
-    best = tried[-1] if not tried[-1].broken else None
-    return Plan(best, _binding(tried), tuple(tried))
+    looked_at = tried[:decided] or tried
+    best = looked_at[-1] if not looked_at[-1].broken else None
+    return Plan(best, _binding(looked_at), tuple(tried))
 
 
 def _tries(
-    requests: Callable[[], Iterable[Request]], setups: Iterable[tuple[int, Setup]], limits: Limits
+    requests: Callable[[], Iterable[Request]],
+    setups: Iterable[tuple[int, Setup]],
+    limits: Limits,
+    whole: bool,
 ) -> Iterator[Tried]:
     for n_bytes, setup in setups:
         server = setup.server(sample_every=60.0)
         account = server.account
 
         def look(clock: float, account: Account = account) -> None:
-            if limits.broken(account, complete=False):
+            if not whole and limits.broken(account, complete=False):
                 raise _TooMuchError
 
         complete = True

@@ -117,10 +117,7 @@ class SlotServer:
         """The caches as they are now."""
         caches = {cache.name: sample_cache(cache, len(self.slots)) for cache in self.decoder.caches}
         serving = sum(slot.task is not None for slot in self.slots)
-        totals = self.account.totals
-        return Sample(
-            clock, len(self.queue), serving, totals.failed_decodes, totals.reprocessed, caches
-        )  # fmt: skip
+        return self.account.now(clock, len(self.queue), serving, caches)
 
     # -- admitting -----------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from kvsim.workload.spread import SpreadError, over_processes
 from kvsim.workload.sweep import Job, read_spec, run_job, sweep
 
 CHAT = Path("fixtures/workloads/azure_llm_2023_conv.csv.gz").absolute()
+MOONCAKE = CHAT.with_name("mooncake_conversation_4000.jsonl.gz")
 
 
 # -- counting ---------------------------------------------------------------------------------
@@ -45,6 +46,15 @@ def test_samples_are_thinned() -> None:
     gaps = [b.time - a.time for a, b in pairwise(account.samples)]
     assert max(gaps) <= 2 * account.every
     assert account.samples[0].time == 0
+
+
+def test_samples_tell_what_had_happened_by_then() -> None:
+    account = Setup("llama3-8b", n_ctx=65536, unified=True).run(Workload(MOONCAKE, 30), sample_every=0.0)
+    sums = [(s.requests, s.hits, s.reused, s.computed) for s in account.samples]
+    assert sums == sorted(sums)
+    totals = account.totals
+    assert sums[-1] == (30, account.hits, totals.reused, totals.computed)
+    assert account.hits > 0
 
 
 def test_unaccounted_tokens_are_noticed() -> None:
@@ -79,6 +89,19 @@ def test_memory_can_be_in_the_way() -> None:
     assert of_largest == 16384 * 32 * 2 * 8 * 128 * 2
     assert plan_for(Limits(bytes=of_largest - 1)) == (None, ("bytes",))
     assert plan_for(Limits(bytes=of_largest)) == (16384, ("unserved",))
+
+
+def test_a_whole_plan_tries_everything_to_its_end_and_says_the_same() -> None:
+    """2,048 and 8,192 cells of one buffer for 16 slots fail; the plan goes on beyond the best, the smallest."""
+    choices = [[{"n_ctx": n} for n in (2048, 8192, 65536, 131072)], [{"unified": True}]]
+    base = Setup("llama3-8b", parallel=16)
+    short = plan(lambda: Workload(CHAT, 60), base, choices, Limits())
+    whole = plan(lambda: Workload(CHAT, 60), base, choices, Limits(), whole=True)
+    assert [each.complete for each in short.tried] == [False, False, True]
+    assert [each.complete for each in whole.tried] == [True] * 4
+    assert whole.best is not None
+    assert (whole.best.setup.n_ctx, whole.binding) == (65536, short.binding)
+    assert all(each.account.totals.requests == 60 for each in whole.tried)
 
 
 def test_every_limit_can_bind() -> None:
