@@ -89,7 +89,7 @@ def _decode(
     if code == -1:
         return invalid_batch(step, before, n_seq_max)
     what = {2: "Aborted", -2: "The allocation failed", -3: "The computation failed"}.get(code, "Stopped")
-    return decode.aborted(step, after, placed, owners, what)
+    return decode.aborted(step, before, after, placed, owners, what)
 
 
 _EDITS = {

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvsim.changes import SHIFT, Lane, OwnerTable, Picture
 from kvsim.narrate.placement import Placement
-from kvsim.narrate.words import cells, count, join, number, positions, ranges, sentence, seqs
+from kvsim.narrate.words import cells, count, join, number, positions, sentence, seqs
 from kvsim.trace import Step
 
 
@@ -46,7 +46,9 @@ def ubatch_sentence(u: int, placed: list[Placement], owners: OwnerTable) -> str:
     return text if p.ok else f"{text} The computation is aborted here."
 
 
-def aborted(step: Step, after: Picture, placed: list[Placement], owners: OwnerTable, what: str) -> str:
+def aborted(
+    step: Step, before: Picture, after: Picture, placed: list[Placement], owners: OwnerTable, what: str
+) -> str:
     """The sentence of a decode that stopped while computing: codes 2, −2, −3."""
     failed = next((u for u, p in enumerate(placed) if not p.ok), len(placed) - 1)
     if failed < 0:
@@ -60,7 +62,7 @@ def aborted(step: Step, after: Picture, placed: list[Placement], owners: OwnerTa
     if stays:
         text += f"{its} cannot be rolled back here and {'stays' if verb == 'is' else 'stay'}, never computed"
     else:
-        text += f"{its} {verb} rolled back"
+        text += f"{its} {verb} rolled back{_rolled_back_too(p, before, after, owners)}"
     if kept:
         of = "ubatch 1" if failed == 1 else f"ubatches 1 {'and' if failed == 2 else 'to'} {failed}"
         text += f"; the {number(kept)} of {of} {'stays' if kept == 1 else 'stay'}"
@@ -91,8 +93,8 @@ def _taken(old: Lane, new: Lane, taken: NDArray[Any], owners: OwnerTable) -> str
             f"{seqs(losers)} there was already out of reach."
         )
     return (
-        f"In the window cache, {count(taken.size, 'cell')} of {seqs(losers)} are taken, "
-        f"{ranges(np.sort(taken))}: their positions were already out of reach."
+        f"In the window cache, {cells(taken)} of {seqs(losers)} are taken: "
+        "their positions were already out of reach."
     )
 
 
@@ -201,7 +203,24 @@ def _reason(p: Placement, before: Picture) -> str:
 def _written(placed: list[Placement], lane: Lane) -> NDArray[Any]:
     key = (lane.spec.cache, lane.spec.stream)
     parts = [p.cells[key][1] for p in placed if key in p.cells]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+
+def _rolled_back_too(p: Placement, before: Picture, after: Picture, owners: OwnerTable) -> str:
+    """What a rollback removed although the batch did not bring it: it goes by positions, not by cells."""
+    for old, new in zip(before.lanes, after.lanes, strict=True):
+        key = (old.spec.cache, old.spec.stream)
+        gone = (old.owners != 0) & (new.owners == 0)
+        if key not in p.cells or not gone.any():
+            continue
+        gone[p.cells[key][1]] = False
+        for seq in sorted({s for o in np.unique(p.owners) for s in owners.sets[o]}):
+            holding = owners.holding(seq)
+            first = p.pos[holding[p.owners]].min()
+            more = np.flatnonzero(gone & holding[old.owners] & (old.pos >= first))
+            if more.size:
+                return f", and with {'it' if p.n_tokens == 1 else 'them'} {positions(old.pos[more])} of seq {seq}"
+    return ""
 
 
 def _still_held(p: Placement, after: Picture) -> bool:

@@ -46,12 +46,7 @@ def share(step: Step, edit: Edit) -> str:
     src, dst = step.args["src"], step.args["dst"]
     queued = edit.after.extra.get("pending_copies")
     if queued and queued != edit.before.extra.get("pending_copies"):
-        copied = next(lane for lane in edit.after.lanes if lane.spec.stream == dst)
-        n = int((copied.owners != 0).sum())
-        return (
-            f"Seq {dst} takes over all {count(n, 'position')} of seq {src}, into the same cell numbers of "
-            "its own stream. The keys and values follow at the next decode."
-        )
+        return _copied(edit, src, dst)
     if src == dst:
         return f"Seq {src} is copied onto itself: nothing changes."
     if not edit.touched:
@@ -62,6 +57,19 @@ def share(step: Step, edit: Edit) -> str:
     return (
         f"Seq {dst} joins the {count(changed.size, 'cell')} of seq {src}, "
         f"{positions(after.pos[changed])}{edit.elsewhere()}. Nothing is copied.{told_recurrent(edit)}"
+    )
+
+
+def _copied(edit: Edit, src: int, dst: int) -> str:
+    """A copy between streams: whatever the other stream held is replaced, cell by cell."""
+    own = [(b, a) for b, a, _ in edit.pairs if a.spec.stream == dst]
+    before, after = next(((b, a) for b, a in own if a.used or b.used), own[0])
+    given_up = f"gives up its {count(before.used, 'cell')}" if before.used else ""
+    if not after.used:
+        return f"Seq {src} holds nothing, so seq {dst} {given_up or 'stays empty'}."
+    return (
+        f"Seq {dst} {f'{given_up} and ' if given_up else ''}takes over all {count(after.used, 'position')} of "
+        f"seq {src}, into the same cell numbers of its own stream. The keys and values follow at the next decode."
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.changes import Lane
 from kvsim.narrate.edit import Edit
 from kvsim.narrate.recurrent import told_recurrent
-from kvsim.narrate.words import cells, count, number, sentence, seqs
+from kvsim.narrate.words import cells, count, join, number, sentence, seqs
 from kvsim.trace import Step
 
 
@@ -37,12 +37,13 @@ def restore(step: Step, edit: Edit) -> str:
         damaged = args.get("truncate") is not None or args.get("xor0")
         why = "the save is damaged" if damaged else "it does not fit"
         return f"Save {args['slot']} is refused, because {why}. {left}"
-    name = f"Seq {args['seq']}" if "seq" in args else "The whole memory"
+    whole = "seq" not in args
+    name = "The whole memory" if whole else "Every sequence" if args["seq"] < 0 else f"Seq {args['seq']}"
     told = f"{name} is restored from save {args['slot']}"
     if not edit.touched:
         return f"{told} and looks as before.{told_recurrent(edit)}"
     before, after, _ = edit.first()
-    if "seq" not in args:
+    if whole or args["seq"] < 0:
         cache = after.spec.cache
         return f"{told}: {count(after.used, 'cell')} used in {cache}, {number(before.used)} before."
     return told + _replaced(edit, before, after, args["seq"])
@@ -57,12 +58,9 @@ def rows(step: Step, edit: Edit) -> str:
 def _replaced(edit: Edit, before: Lane, after: Lane, seq: int) -> str:
     """What a sequence let go of before its positions were written again, and where they went."""
     holding = edit.owners.holding(seq)
-    if seq < 0:  # an id no cell can have: the restore writes to whom the save names
-        return edit.elsewhere() + "."
     had, has = holding[before.owners], holding[after.owners]
     where = np.flatnonzero(has)
-    are = "is" if where.size == 1 else "are"
-    written = f"{count(where.size, 'position')} {are} written to {cells(where)}{edit.elsewhere()}."
+    written = f"{count(where.size, 'position')} {_are(where)} written to {cells(where)}{edit.elsewhere()}."
     if not had.any():
         return f": its {written}"
     stay = had & ~has & (after.owners != 0)
@@ -71,10 +69,20 @@ def _replaced(edit: Edit, before: Lane, after: Lane, seq: int) -> str:
     return f". It lets go of {count(int(had.sum()), 'cell')}{still}; then its {written}"
 
 
+def _are(values: np.ndarray[Any, Any]) -> str:
+    return "is" if values.size == 1 else "are"
+
+
 def _left_behind(edit: Edit, args: dict[str, Any]) -> str:
-    used = [(b.used, a.used) for b, a, _ in edit.pairs]
-    if all(a == 0 for _, a in used):
+    """What a refused restore has changed all the same."""
+    seq = args.get("seq", -1)
+    if all(a.used == 0 for _, a, _ in edit.pairs):
         return "What was there before is gone: the memory is empty."
-    lost = sum(max(b - a, 0) for b, a in used)
-    who = f"Seq {args['seq']}" if "seq" in args else "The memory"
-    return f"{who} had already been cleared for it: {count(lost, 'cell')} freed."
+    who = "The memory" if seq < 0 else f"Seq {seq}"
+    taken = {a.spec.cache: c[a.owners[c] != 0] for b, a, c in edit.touched if a.used > b.used}
+    if taken:  # one cache was through before another failed
+        where = next(iter(taken.values()))
+        return f"Half of it is done: {cells(where)} of {join(list(taken))} {_are(where)} written and stay."
+    holding = edit.owners.holding(seq) if seq >= 0 else edit.owners.counts() > 0
+    lost = sum(int((holding[b.owners] & ~holding[a.owners]).sum()) for b, a, _ in edit.pairs)
+    return f"{who} had already been cleared for it: it let go of {count(lost, 'cell')}."

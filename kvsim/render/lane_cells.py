@@ -14,6 +14,9 @@ from kvsim.render.frames import Frame
 from kvsim.render.ink import EDGE, Ink
 from kvsim.render.layout import Place
 
+REPOSITIONS = ("seq_add", "seq_div")
+"""The operations that change a cell's position and leave its token; after any other one it holds something else."""
+
 
 class LaneCells:
     """The cells of one lane, on their way from one picture to the next."""
@@ -108,7 +111,7 @@ class LaneCells:
 
     def _rolled(self, old: Any, new: Any, progress: float) -> Any:
         """The cell with its position on the way from the old to the new one."""
-        if old is None or progress == 1 or old[POS] == new[POS] or not new[OWNERS]:
+        if old is None or progress == 1 or self.frame.step.op not in REPOSITIONS or not new[OWNERS]:
             return new
         shown = new.copy()
         shown[POS] = round(old[POS] + (new[POS] - old[POS]) * progress)
@@ -117,10 +120,12 @@ class LaneCells:
     def _is_write(self, old: Any, new: Any) -> bool:
         if not new[OWNERS] or self.moved:
             return False
-        return bool(
-            not old[OWNERS]
-            or (self.frame.step.op == "decode" and tuple(old[[POS, TOK]]) != tuple(new[[POS, TOK]]))
-        )
+        return bool(not old[OWNERS] or (self.frame.step.op not in REPOSITIONS and self._differs(old, new)))
+
+    @staticmethod
+    def _differs(old: Any, new: Any) -> bool:
+        """Whether other content stands there."""
+        return tuple(old[[POS, TOK]]) != tuple(new[[POS, TOK]])
 
     def _moves(self) -> dict[int, int]:
         """What a defragmentation moved, from cell to cell."""

@@ -114,6 +114,41 @@ def sentences(path: str) -> list[Narration]:
             "The recurrent state cannot forget a token, so it goes back 2 snapshots: "
             "the next decode starts from plane 2.",
         ),
+        (
+            "dsa/deepseek32-str-c256-u16-s4-f16-08",
+            67,
+            "Seq 0 gives up its 16 cells and takes over all 16 positions of seq 1, into the same cell numbers "
+            "of its own stream. The keys and values follow at the next decode.",
+        ),
+        (
+            "hybrid/lfm2-noswa-str-c256-u16-s8-f16-rs2-04",
+            59,
+            "Aborted. Its 16 tokens are rolled back, and with them positions 0–105 of seq 3.",
+        ),
+        (
+            "hybrid_iswa/lfm2-l4-str-c1024-u64-s1-q8_0-rs2-02",
+            36,
+            "454 tokens in 8 ubatches of at most 64 go to cells 236–689 of base, cells 96–255, 0–255 and 0–37 "
+            "of swa. In the window cache, cells 0–95 of seq 0 are taken: their positions were already out of "
+            "reach.",
+        ),
+        (
+            "msa/minimax-m3-str-c512-u64-s2-f16-06",
+            20,
+            "Save 0 is refused, because the save is damaged. Half of it is done: cells 0–66 of base and idx "
+            "are written and stay.",
+        ),
+        (
+            WIDE,
+            76,
+            "Save 3 is refused, because the save is damaged. Seq 1 had already been cleared for it: it let go "
+            "of 11 cells.",
+        ),
+        (
+            "dsa_iswa/dots3note-str-c256-u64-s8-f16-04",
+            62,
+            "Every sequence is restored from save 3: 0 cells used in mla, 159 before.",
+        ),
     ],
 )
 def test_sentences(name: str, i: int, sentence: str) -> None:

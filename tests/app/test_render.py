@@ -18,8 +18,10 @@ from kvsim.errors import KvsimError, TraceError
 from kvsim.player.palette import SEQUENCES
 from kvsim.render import Wanted, render
 from kvsim.render import film as films
+from kvsim.render.frames import frames_of
 from kvsim.render.html import html_page
-from kvsim.render.layout import place
+from kvsim.render.lane_cells import LaneCells
+from kvsim.render.layout import Place, place
 from kvsim.trace import read_trace
 
 KV = "fixtures/traces/kv/llama-uni-c256-u16-s4-f16-03.jsonl.gz"
@@ -225,3 +227,25 @@ def test_a_notebook_shows_the_player_in_a_frame_of_its_own(opened, tmp_path) -> 
     assert frame.locator(".kv-number").inner_text() == "17"
     assert errors == []
     page.context.close()
+
+
+def test_a_copy_between_streams_is_drawn_as_written_and_a_shift_as_rolling(monkeypatch) -> None:
+    """Half way, cell 0 of a replaced stream already shows its new position 0; shifted ones are on their way."""
+    shown: list[tuple[str, float]] = []
+    monkeypatch.setattr(
+        "kvsim.render.cells.draw_cell",
+        lambda ink, colours, x, y, pitch, look, share=1.0: shown.append((look.label, share)),
+    )
+
+    def half_way(name: str, at: int) -> list[tuple[str, float]]:
+        shown.clear()
+        (frame,) = frames_of(read_trace(f"fixtures/traces/{name}.jsonl.gz"), at, at)
+        spot = Place(y=0, cols=32, rows=2, pitch=28, width=896, height=56)
+        lanes = frame.before.lanes[0], frame.after.lanes[0]
+        LaneCells(None, None, frame, *lanes, spot, (0.0, 0.0)).draw(0.5)
+        return shown
+
+    copied = half_way("dsa/deepseek32-str-c256-u16-s4-f16-08", 67)
+    assert copied[:3] == [("0", 0.675), ("1", 0.675), ("2", 0.675)]
+    shifted = half_way("kv/llama-uni-c256-u16-s4-f16-03", 16)
+    assert shifted[38] == ("4", 1.0)  # position 8 rolls back to 0

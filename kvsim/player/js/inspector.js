@@ -1,9 +1,10 @@
 // The inspector: the selected cell or sequence, and what the present operation did, as text.
 
 import { count, el, number, range, ranges, runsOf } from "./format.js";
-import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN } from "./model.js";
+import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN, UNDO, WRITE } from "./model.js";
 import { legend } from "./legend.js";
 import { dial } from "./lens.js";
+import { AWAITED } from "./lane.js";
 import { MANY } from "./layout.js";
 import { hazardNote } from "./hazards.js";
 
@@ -44,7 +45,7 @@ export class Inspector {
       rows.push(["token", cell.tok < 0 ? "none stored" : number(cell.tok)]);
       rows.push(["shift", cell.shift ? `${number(cell.shift)}, pending` : "none pending"]);
       if (cell.reuse) rows.push(["window", "out of reach: the next search may take it"]);
-      if (cell.unknown) rows.push(["content", "never computed: its ubatch was aborted"]);
+      if (cell.unknown) rows.push(["content", cell.unknown === AWAITED ? "not yet copied: it follows at the next decode" : "never computed: its ubatch was aborted"]);
     }
     return [section(title, table(rows), cell.shift ? this._dial(cell) : null), this._history(k, i)];
   }
@@ -68,26 +69,28 @@ export class Inspector {
     const list = el("ol", "kv-history", shown.map((entry) => {
       const link = el("button", { type: "button", class: "kv-link" }, number(entry.i));
       link.addEventListener("click", () => { this.player.selected = { lane: k, cell: i }; this.player.go(entry.i); });
-      return el("li", entry.i === at ? "kv-present" : entry.i > at ? "kv-future" : "", [link, el("span", "", this._told(k, i, entry))]);
+      return el("li", entry.i === at ? "kv-present" : entry.i > at ? "kv-future" : "", [link, el("span", "", this._told(entry))]);
     }));
     const hidden = entries.length - shown.length;
     return section("History of this cell", list, hidden ? el("p", "kv-quiet", `${count(hidden, "more entry")}`.replace("entrys", "entries")) : null);
   }
 
   // What one step did to this cell, in a few words.
-  _told(k, i, { step, run, wrote, restored, again }) {
-    const { model } = this.player;
-    const owners = run ? model.owners[run[3]] : [];
-    const pos = run ? run[2] + (run[3] ? i - run[0] : 0) : null;
-    if (wrote && !owners.length) return step.bad ? "written and rolled back" : "written, then purged";
-    if (restored && again) return "written again by a restore";
-    if (wrote || (restored && run)) return `${restored ? "restored" : "written"}: seq ${owners.join(", ")}, position ${number(pos)}`;
-    if (!owners.length) return step.kind === "decode" ? "purged: the window had passed" : `freed by ${step.short}`;
-    if (step.mark === "share") return `shared with seq ${step.call.match(/→ (\d+)/)?.[1] ?? ""}, now seq ${owners.join(", ")}`;
-    if (step.mark === "defragment") return `moved here: seq ${owners.join(", ")}, position ${number(pos)}`;
-    if (step.mark === "shift" || step.mark === "divide") return `position becomes ${number(pos)}`;
-    if (step.kind === "decode") return `key turned to position ${number(pos)}`;
-    return `now held by seq ${owners.join(", ")}, position ${number(pos)}`;
+  _told({ step, wrote, was, now, kind }) {
+    const { owners } = this.player.model;
+    const ids = owners[now.owner].join(", "), holds = `seq ${ids}, position ${number(now.pos)}`;
+    switch (kind) {
+      case FREE: return `freed by ${step.short}`;
+      case PURGE: return wrote ? "written, then purged" : "purged: the window had passed";
+      case UNDO: return wrote ? "written and rolled back" : "removed by a rollback";
+      case SHARE: return `shared with seq ${owners[now.owner].filter((s) => !owners[was.owner].includes(s)).join(", ")}, now seq ${ids}`;
+      case RELEASE: return `let go by seq ${owners[was.owner].filter((s) => !owners[now.owner].includes(s)).join(", ")}, now seq ${ids}`;
+      case SHIFT: return `position becomes ${number(now.pos)}`;
+      case TURN: return `key turned to position ${number(now.pos)}`;
+      case WRITE: return `${written(step, was)}: ${holds}`;
+      default: return !now.owner ? (step.bad ? "written and rolled back" : "written, then purged")
+        : step.kind === "decode" ? "written again" : "written again by a restore";
+    }
   }
 
   _sequence(seq, frame) {
@@ -136,12 +139,14 @@ export class Inspector {
 
   _effects(frame) {
     const { model } = this.player;
-    const words = { [FREE]: "freed", [PURGE]: "purged", [SHARE]: "shared", [RELEASE]: "let go", [SHIFT]: "shifted", [TURN]: "keys turned" };
+    const words = { [FREE]: "freed", [PURGE]: "purged", [UNDO]: "rolled back", [SHARE]: "shared", [RELEASE]: "let go", [SHIFT]: "shifted", [TURN]: "keys turned" };
     const rows = [];
     frame.lanes.forEach((lane, k) => {
       const name = model.lanes.length > 1 ? ` in ${this.player.lanes[k].name}` : "";
       if (lane.written.size) rows.push([`written${name}`, cellsOf([...lane.written])]);
-      for (const kind of [FREE, PURGE, SHARE, RELEASE, SHIFT, TURN]) {
+      const over = lane.changes.filter((c) => c.kind === WRITE && c.owner).map((c) => c.cell);
+      if (over.length) rows.push([`overwritten${name}`, cellsOf(over)]);
+      for (const kind of [FREE, PURGE, UNDO, SHARE, RELEASE, SHIFT, TURN]) {
         const cells = lane.changes.filter((c) => c.kind === kind).map((c) => c.cell);
         if (cells.length) rows.push([`${words[kind]}${name}`, cellsOf(cells)]);
       }
@@ -242,6 +247,14 @@ export function chips(player, ids) {
     chip.style.borderColor = player.theme.edge(s);
     return [chip, el("span", "", `seq ${s}`)];
   }));
+}
+
+// How a cell came to hold something else.
+function written(step, was) {
+  if (step.mark === "share") return was.owner ? "overwritten by a copy" : "copied";
+  if (step.mark === "restore") return "restored";
+  if (step.mark === "defragment") return "moved here";
+  return was.owner ? "overwritten" : "written";
 }
 
 // "cell 8", "8 cells: 9–12 and 35–37", "24 cells between 3 and 200".

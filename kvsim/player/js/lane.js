@@ -3,11 +3,18 @@
 // The lane draws the model's present cells, except those in `held`: cells whose change is still on its way
 // are drawn as they were. Motion releases them one by one.
 
-import { FREE, PURGE } from "./model.js";
+import { GONE } from "./model.js";
 import { CellImage, drawCell, gapOf } from "./cells.js";
 import { drawMarks } from "./marks.js";
 import { el, number } from "./format.js";
 import { GUTTER, PAD, PROFILE } from "./layout.js";
+
+export const AWAITED = 2;  // unknown for another reason than an aborted ubatch: the rows of a copy come at the next decode
+
+// Whether a copied stream still waits for its rows.
+function awaitsRows(extra, spec) {
+  return (extra?.pending_copies?.[spec.cache] ?? []).some(([, to]) => to === spec.stream) ? AWAITED : 0;
+}
 
 export class Lane {
   constructor(player, k) {
@@ -89,12 +96,13 @@ export class Lane {
   show(frame, { moving }) {
     const lane = frame.lanes[this.k];
     this.frame = lane;
+    this.awaits = awaitsRows(frame.side.extra, this.spec);
     this.held.clear();
     this.ghosts.clear();
     this.rings = moving ? new Set() : new Set(lane.written);
     for (const change of lane.changes) {
       if (moving) this.held.set(change.cell, { ...change, reuse: lane.reuse0?.[change.cell] });
-      else if (change.kind === FREE || change.kind === PURGE) this.ghosts.set(change.cell, change);
+      else if (GONE.includes(change.kind)) this.ghosts.set(change.cell, change);
     }
     this.draw();
   }
@@ -104,7 +112,7 @@ export class Lane {
     const { model } = this.player;
     const was = this.held.get(i), cells = model.now[this.k];
     const from = was ?? { owner: cells.owner[i], pos: cells.pos[i], shift: cells.shift[i], tok: cells.tok[i],
-      unknown: cells.unknown[i], reuse: this.frame?.reuse?.[i] };
+      unknown: cells.unknown[i] || this.awaits, reuse: this.frame?.reuse?.[i] };
     return { ...from, owner: model.owners[from.owner] };
   }
 
@@ -228,5 +236,5 @@ export function describe(cell, i) {
   const seqs = cell.owner.length > 1 ? `shared by seq ${cell.owner.join(", ")}` : `seq ${cell.owner[0]}`;
   return [`cell ${number(i)}`, seqs, `position ${number(cell.pos)}`,
     cell.shift ? `shift ${number(cell.shift)} pending` : "", cell.reuse ? "out of the window, reusable" : "",
-    cell.unknown ? "never computed" : ""].filter(Boolean).join(", ");
+    cell.unknown ? (cell.unknown === AWAITED ? "rows not yet copied" : "never computed") : ""].filter(Boolean).join(", ");
 }

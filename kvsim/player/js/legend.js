@@ -1,6 +1,7 @@
 // "Reading the picture": the encodings that occur in this recording, drawn by the code that draws cells.
 
 import { drawCell } from "./cells.js";
+import { AWAITED } from "./lane.js";
 import { pin } from "./marks.js";
 import { el } from "./format.js";
 
@@ -20,6 +21,7 @@ export function legend(player) {
   items.push(["head", (c) => { paint(c, cell([])); pin(c, theme, 1, 2, SIZE - 6, 28); }]);
   items.push(["empty", (c) => paint(c, cell([]))]);
   if (model.steps.some((s) => s.u?.some((u) => u.ok === false))) items.push(["never computed", (c) => paint(c, cell([one], { unknown: 1 }))]);
+  if (model.steps.some((s) => s.extra?.pending_copies)) items.push(["not yet copied", (c) => paint(c, cell([one], { unknown: AWAITED }))]);
 
   function paint(ctx, what) { drawCell(ctx, theme, 2, 2, SIZE - 6, 28, what, ""); }
   function ring(ctx) {

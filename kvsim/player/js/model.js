@@ -7,13 +7,17 @@
 const KEYFRAME_BYTES = 64 * 1024 * 1024;
 
 // Ways in which a cell can change.
-export const WRITE = 1;
+export const WRITE = 1;  // empty before, or other content in its place
 export const FREE = 2;
-export const PURGE = 3;  // freed by a decode: the window had passed, or a rollback
+export const PURGE = 3;  // freed by a decode, because the window had passed
 export const SHARE = 4;
 export const RELEASE = 5;
 export const SHIFT = 6;
 export const TURN = 7;  // the key was turned to its position
+export const UNDO = 8;  // freed by a decode that took a failed ubatch back
+export const GONE = [FREE, PURGE, UNDO];
+
+const REPOSITIONS = new Set(["shift", "divide"]);  // the only marks under which a position changes and the token stays
 
 // The cells of one lane as columns. `unknown` marks rows whose computation was aborted and that stayed.
 export class Cells {
@@ -182,17 +186,15 @@ export class Model {
     this._advance(old);
     const step = this.steps[i];
     const written = this._written(step);
-    const lanes = this.lanes.map((spec, k) => ({
-      ...before[k],
-      written: written[k],
-      changes: old[k].map((was) => ({ ...was, kind: this._kind(k, was, written[k], step) })),
-      reuse0: reuse0[k],
-      reuse: spec.swa_type ? this.reusable(k) : null,
-    }));
+    const lanes = this.lanes.map((spec, k) => {
+      const changes = old[k].map((was) => ({ ...was, kind: this._kind(k, was, written[k], step) }));
+      for (const change of changes) if (change.kind === WRITE) written[k].add(change.cell);
+      return { ...before[k], written: written[k], changes, reuse0: reuse0[k], reuse: spec.swa_type ? this.reusable(k) : null };
+    });
     return { i, step, lanes, side0, side: this.side };
   }
 
-  // Per lane, the cells this step wrote and that are held after it.
+  // Per lane, the cells this step says it wrote and that are held after it, whether or not they changed.
   _written(step) {
     const sets = this.lanes.map(() => new Set());
     for (const u of step.u ?? []) {
@@ -206,15 +208,29 @@ export class Model {
   }
 
   _kind(k, was, written, step) {
-    const cells = this.now[k];
-    const owner = cells.owner[was.cell];
-    if (!owner) return step.kind === "decode" ? PURGE : FREE;
-    if (written.has(was.cell) || !was.owner) return WRITE;
-    if (owner !== was.owner) {
+    const cells = this.now[k], i = was.cell;
+    const now = { cell: i, owner: cells.owner[i], pos: cells.pos[i], tok: cells.tok[i] };
+    return written.has(i) && now.owner ? WRITE : this.kindOf(k, was, now, step);
+  }
+
+  // How a cell of lane k that holds `now` and held `was` has changed in `step`.
+  kindOf(k, was, now, step) {
+    const decode = step.kind === "decode";
+    if (!now.owner) return !decode ? FREE : this._undone(k, was, step) ? UNDO : PURGE;
+    if (!was.owner || now.tok !== was.tok || (now.pos !== was.pos && !REPOSITIONS.has(step.mark))) return WRITE;
+    if (now.owner !== was.owner) {
       const had = this.owners[was.owner];
-      return had.every((s) => this.owners[owner].includes(s)) ? SHARE : RELEASE;
+      return had.every((s) => this.owners[now.owner].includes(s)) ? SHARE : RELEASE;
     }
-    return cells.pos[was.cell] !== was.pos ? SHIFT : TURN;
+    if (now.pos !== was.pos) return SHIFT;
+    return decode ? TURN : WRITE;
+  }
+
+  // Whether a failed ubatch wrote this cell, or a cell before it of the same sequence: its rollback removes both.
+  _undone(k, was, step) {
+    const seqs = this.owners[was.owner];
+    return (step.u ?? []).some((u) => u.ok === false && u.w.some(([lane, runs]) => lane === k && runs.some(([start, n, pos, owner]) =>
+      (was.cell >= start && was.cell < start + n) || (was.pos >= pos && this.owners[owner].some((s) => seqs.includes(s))))));
   }
 
   // Which held cells of lane k a slot search may take: one owner, out of its window (as kvsim.changes has it).
@@ -235,21 +251,22 @@ export class Model {
     return result;
   }
 
-  // Every step that touched a cell, oldest first; `again` if it holds what it held before.
+  // Every step that touched a cell, oldest first: what it held then, and how it changed (0: written again).
   history(k, cell, upto) {
     const found = [];
-    let held = "";  // owners and position, to tell what is only written again
+    const inside = ([start, n]) => cell >= start && cell < start + n;
+    let was = { cell, owner: 0, pos: -1, tok: -1 };
     for (let i = 0; i <= upto; i++) {
       const step = this.steps[i];
-      const change = step.d?.find(([lane]) => lane === k);
-      const run = change?.[4].find(([start, n]) => cell >= start && cell < start + n);
-      const wrote = (step.u ?? []).some((u) => u.w.some(([lane, runs]) =>
-        lane === k && runs.some(([start, n]) => cell >= start && cell < start + n)));
-      const restored = (step.written ?? []).some(([lane, spans]) =>
-        lane === k && spans.some(([start, n]) => cell >= start && cell < start + n));
-      const now = run ? `${run[3]} ${run[3] ? run[2] + cell - run[0] : ""}` : held;
-      if (run || wrote || restored) found.push({ i, step, run, wrote, restored, again: now === held });
-      held = now;
+      const run = step.d?.find(([lane]) => lane === k)?.[4].find(inside);
+      const wrote = (step.u ?? []).some((u) => u.w.some(([lane, runs]) => lane === k && runs.some(inside)));
+      const restored = (step.written ?? []).some(([lane, spans]) => lane === k && spans.some(inside));
+      if (!run && !wrote && !restored) continue;
+      const now = run ? runCell(run, cell, was) : was;
+      const again = !run || (restored && now.owner === was.owner && now.pos === was.pos);
+      const written = now.owner && (wrote || restored);
+      found.push({ i, step, wrote, was, now, kind: again ? 0 : written ? WRITE : this.kindOf(k, was, now, step) });
+      was = now;
     }
     return found;
   }
@@ -258,6 +275,12 @@ export class Model {
   laneOf(cache, seq) {
     return this.lanes.findIndex((lane) => lane.cache === cache && (lane.n_stream === 1 || lane.stream === seq));
   }
+}
+
+// What a run of the payload puts into a cell that held `was`.
+function runCell([start, , pos, owner, , toks], cell, was) {
+  const j = cell - start;
+  return owner ? { cell, owner, pos: pos + j, tok: toks ? toks[j] : was.tok } : { cell, owner: 0, pos: -1, tok: -1 };
 }
 
 // Whether a query no longer sees a key under this kind of window.

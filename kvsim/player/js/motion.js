@@ -4,7 +4,7 @@
 // the cells back as they were (`lane.held`) until a track releases them, so stopping early just releases all.
 
 import { box, drawCell, gapOf, labelFont } from "./cells.js";
-import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN, WRITE } from "./model.js";
+import { GONE, SHARE, RELEASE, SHIFT, TURN, WRITE } from "./model.js";
 import { Flights } from "./flights.js";
 import { clamp, inOut, number, out } from "./format.js";
 
@@ -94,14 +94,14 @@ export class Motion {
       first += u.n;
     });
     if (back.length) t = this.flights.rewind(back, t);
-    return this._fade(frame, t, [PURGE]);
+    return this._fade(frame, t);
   }
 
   // -- everything else -----------------------------------------------------------------------
 
   _edit(frame) {
     let t = this.flights.moves(frame.step.moves ?? [], frame);
-    t = this._fade(frame, t, [FREE, PURGE]);
+    t = this._fade(frame, t);
     t = this._roll(frame, t > 0 ? t - 60 : 0);
     t = this._turn(frame, t);
     t = this._copy(frame, t);
@@ -109,9 +109,9 @@ export class Motion {
   }
 
   // Freed cells fade to ghosts.
-  _fade(frame, start, kinds) {
+  _fade(frame, start) {
     const { theme, model, lanes } = this.player;
-    const gone = lanes.flatMap((lane, k) => frame.lanes[k].changes.filter((c) => kinds.includes(c.kind))
+    const gone = lanes.flatMap((lane, k) => frame.lanes[k].changes.filter((c) => GONE.includes(c.kind))
       .map((c) => ({ lane, k, c: { ...c, reuse: frame.lanes[k].reuse0?.[c.cell] } })));
     if (!gone.length) return start;
     const few = gone.length <= 1500;

@@ -2,7 +2,7 @@
 
 import { box } from "./cells.js";
 import { el, number } from "./format.js";
-import { FREE, PURGE, SHIFT } from "./model.js";
+import { GONE, SHIFT } from "./model.js";
 
 const LEFT = 78, NOTE = 150, AXIS = 24;
 
@@ -86,7 +86,7 @@ export class Rulers {
       if (same) last.to = p;
       else segments.push({ from: p, to: p, ...look });
     }
-    const gone = lane.changes.filter((c) => mine[c.owner] && !mine[owner[c.cell]] && [FREE, PURGE].includes(c.kind));
+    const gone = lane.changes.filter((c) => mine[c.owner] && !mine[owner[c.cell]] && GONE.includes(c.kind));
     const ghosts = gone.map((c) => c.pos).sort((a, b) => a - b);
     const moved = lane.changes.find((c) => c.kind === SHIFT && mine[c.owner]);
     const delta = moved ? pos[moved.cell] - moved.pos : 0;
