@@ -113,8 +113,10 @@ class PictureReader:
 
     def _lane(self, k: int, record: dict[str, Any]) -> Lane:
         spec, listed, last = self.specs[k], record["cells"], self._last[k]
-        same = last is not None and last[0] == listed
-        cells = last[1].cells if last and same else self._cells(spec, listed, last)
+        if last is not None and (last[0] is listed or last[0] == listed):
+            cells = last[1].cells
+        else:
+            cells = self._cells(spec, listed, last)
         lane = Lane(spec, record["head"], record["used"], record["has_shift"], cells)
         self._last[k] = (listed, lane)
         return lane
@@ -164,7 +166,8 @@ def changed_cells(before: Lane, after: Lane) -> NDArray[np.int64]:
     """Indices of the cells that differ, ascending."""
     if before.cells is after.cells:
         return np.empty(0, np.int64)
-    return np.flatnonzero((before.cells != after.cells).any(axis=1))
+    values = np.flatnonzero(before.cells != after.cells)  # any(axis=1) would look at every cell by itself
+    return np.unique(values // len(COLUMNS))
 
 
 def masked_swa(swa_type: int, n_swa: int, key: Cells, query: Cells) -> NDArray[np.bool_]:

@@ -71,7 +71,7 @@ COUNT = integer(0, INT32[1])
 INT = integer(*INT32)
 INTS = integers(*INT32)
 INT_LISTS = integer_lists(*INT32)
-LIST = Kind("a list", lambda v: type(v) is list)
+LIST = Kind("a list", lambda v: isinstance(v, list))
 RECORD = Kind("an object", lambda v: type(v) is dict)
 TEXT = Kind(
     f"printable text of at most {_LONGEST_TEXT} characters",

@@ -15,6 +15,7 @@ from kvsim.trace.reuse import LineParser
 MAX_LINE = 32 << 20
 """Longest line that is read, in bytes. A picture of 131,072 cells in five caches takes about half."""
 
+_PIECE = 1 << 16
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -28,15 +29,15 @@ def read_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
     file.seek(0)
     if path.endswith(".gz") and not compressed:
         raise TraceError("not a gzip file, though its name says so", path, 0)
-    stream: BinaryIO = gzip.GzipFile(fileobj=file) if compressed else file  # type: ignore[assignment]
+    lines = _split(gzip.GzipFile(fileobj=file) if compressed else file)
     header = LineParser(parse_constant=_refuse_constant, parse_float=_finite)
     operations = LineParser(parse_constant=_refuse_constant, parse_float=_refuse_fraction)
     number = 0
     while True:
         number += 1
         try:
-            line = stream.readline(MAX_LINE + 1)
-            if not line:
+            line = next(lines, None)
+            if line is None:
                 return
             yield number, parse_line(line, header if number == 1 else operations)
         except EOFError:
@@ -45,6 +46,27 @@ def read_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
             raise TraceError(f"the gzip stream is damaged: {error}", path, number) from None
         except TraceError as error:
             raise TraceError(error.reason, path, number) from None
+
+
+def _split(stream: Any) -> Iterator[bytes]:
+    """The lines with their ends, of a line that is too long as much as shows it.
+
+    What was read before a stream breaks is given before the error; ``readline`` of a gzip stream would do the
+    same in pieces of 8 KiB, which takes twice as long.
+    """
+    begun: list[bytes] = []
+    length = 0
+    while piece := stream.read1(_PIECE):
+        at = 0
+        while end := piece.find(b"\n", at) + 1:
+            yield b"".join([*begun, piece[at:end]])
+            begun, length, at = [], 0, end
+        begun.append(piece[at:])
+        length += len(piece) - at
+        if length > MAX_LINE:
+            break
+    if length:
+        yield b"".join(begun)
 
 
 def parse_line(line: bytes, parser: LineParser) -> Any:

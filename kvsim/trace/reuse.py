@@ -13,6 +13,7 @@ from operator import is_
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _OPEN, _CLOSE, _BETWEEN = b'"cells":[[', b"]]}", b"],["
 _MARK = "\\u0000"
@@ -21,13 +22,27 @@ _MARK = "\\u0000"
 Cells = list[Any]
 
 
+class SharedCells(list[Any]):
+    """A list of cells that knows how many it shares with the list before: the same objects at both ends."""
+
+    __slots__ = ("before", "itself", "start", "stop")
+
+    def __init__(
+        self, cells: Iterable[Any], before: SharedCells | None = None, start: int = 0, stop: int = 0
+    ):
+        super().__init__(cells)
+        self.itself = object()  # stands for this list in the next one, which must not keep it alive
+        self.before = before.itself if before is not None else None
+        self.start, self.stop = start, stop
+
+
 class LineParser:
     """Parses one line after the other; ``options`` are those of :class:`json.JSONDecoder`."""
 
     def __init__(self, **options: Any) -> None:
         self._plain = JSONDecoder(**options)
         self._marked = JSONDecoder(**options, object_hook=self._fill)
-        self._last: list[tuple[bytes, Cells]] = []
+        self._last: list[_Known | None] = []
         self._lists: list[Cells] = []
 
     def parse(self, line: bytes) -> Any:
@@ -35,27 +50,24 @@ class LineParser:
         spans = _spans(line)
         if not spans or _MARK.encode() in line:
             return self._plain.decode(line.decode("utf-8"))
-        texts = [line[a:b] for a, b in spans]
         try:
-            return self._with_cells(line, spans, texts)
+            return self._with_cells(line, spans)
         except (JSONDecodeError, UnicodeDecodeError):
             self._last = []
             return self._plain.decode(line.decode("utf-8"))
 
-    def _with_cells(self, line: bytes, spans: list[tuple[int, int]], texts: list[bytes]) -> Any:
-        known = self._last if len(self._last) == len(texts) else [(b"", [])] * len(texts)
+    def _with_cells(self, line: bytes, spans: list[tuple[int, int]]) -> Any:
+        known = self._last if len(self._last) == len(spans) else [None] * len(spans)
         decode = self._plain.decode
-        self._lists = [
-            _cells(old, cells, text, decode) for (old, cells), text in zip(known, texts, strict=True)
-        ]
+        found = [_known(old, line[a:b], decode) for old, (a, b) in zip(known, spans, strict=True)]
+        self._lists = [new.cells for new in found]
         rest = []
         at = 0
         for k, (a, b) in enumerate(spans):
             rest += [line[at : a - 1], f'"{_MARK}{k}"'.encode()]
             at = b + 1
         value = self._marked.decode(b"".join([*rest, line[at:]]).decode("utf-8"))
-        whole = all(_one_each(text, cells) for text, cells in zip(texts, self._lists, strict=True))
-        self._last = list(zip(texts, self._lists, strict=True)) if whole else []
+        self._last = [new if new.is_plain else None for new in found]
         return value
 
     def _fill(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -65,8 +77,19 @@ class LineParser:
         return record
 
 
+class _Known:
+    """The text of a list of cells, and the list. ``is_plain``: every ``],[`` in it stands between two cells."""
+
+    def __init__(self, text: bytes, cells: SharedCells, is_plain: bool) -> None:
+        self.text, self.cells, self.is_plain = text, cells, is_plain
+
+
 def common_ends(old: Cells, new: Cells) -> tuple[int, int]:
     """How many cells two lists share at the start, and after that at the end: the same objects."""
+    if old is new:
+        return len(new), 0
+    if isinstance(old, SharedCells) and isinstance(new, SharedCells) and new.before is old.itself:
+        return new.start, new.stop
     n = min(len(old), len(new))
     start = _same(old, new)
     return start, min(n - start, _same(reversed(old), reversed(new)))
@@ -91,36 +114,63 @@ def _spans(line: bytes) -> list[tuple[int, int]]:
     return found
 
 
-def _cells(old: bytes, cells: Cells, text: bytes, decode: Callable[[str], Any]) -> Cells:
-    """The cells of ``text``; those it has in common with ``old`` at both ends are taken from ``cells``."""
-    if old == text:
-        return cells
-    # The text in common, cut back to whole cells: the first cell that differs starts after `head`.
-    common = _common(old, text)
-    cut = text.rfind(_BETWEEN, 0, common)
+def _known(old: _Known | None, text: bytes, decode: Callable[[str], Any]) -> _Known:
+    """The cells of ``text``; those it has in common with ``old`` at both ends are the same objects."""
+    if old is None:
+        cells = decode(f"[{text.decode('utf-8')}]")
+        return _Known(text, SharedCells(cells), _is_plain(text, cells))
+    if old.text == text:
+        return old
+    head, tail = _common_text(old.text, text)
+    middle = text[head : len(text) - tail]
+    n_middle_before = old.text.count(_BETWEEN, head, len(old.text) - tail) + 1
+    # every separator of the old text stands between two cells: count them on the shorter side
+    if head <= tail:
+        start = text.count(_BETWEEN, 0, head + 1)
+        stop = len(old.cells) - start - n_middle_before
+    else:
+        stop = text.count(_BETWEEN, len(text) - tail - 1)
+        start = len(old.cells) - stop - n_middle_before
+    changed = decode(f"[{middle.decode('utf-8')}]")
+    cells = SharedCells(old.cells[:start], old.cells, start, stop)
+    cells += changed
+    cells += old.cells[len(old.cells) - stop :]
+    return _Known(text, cells, _is_plain(middle, changed))
+
+
+def _common_text(old: bytes, new: bytes) -> tuple[int, int]:
+    """How many bytes of two different texts are the same at both ends, cut back to whole cells.
+
+    The first part ends before a cell's bracket, the second begins with the comma after another's.
+    """
+    n = min(len(old), len(new))
+    differ = np.frombuffer(old, np.uint8, n) != np.frombuffer(new, np.uint8, n)
+    first = _first(differ)
+    cut = new.rfind(_BETWEEN, 0, first)
     head = cut + 2 if cut >= 0 else 0
-    most = min(len(old), len(text)) - head
-    tail = _common(old[len(old) - most :][::-1], text[len(text) - most :][::-1])
-    cut = text.find(_BETWEEN, len(text) - tail) if tail else -1
-    stop = cut + 1 if cut >= 0 else len(text)
-    first = text.count(_BETWEEN, 0, head + 1) if head else 0
-    last = text.count(_BETWEEN, stop - 1) if stop < len(text) else 0
-    middle = text[head:stop]
-    return [
-        *cells[:first],
-        *decode(f"[{middle.decode('utf-8')}]"),
-        *(cells[len(cells) - last :] if last else []),
-    ]
+    most = n - head
+    differ = np.frombuffer(old, np.uint8, most, len(old) - most) != np.frombuffer(
+        new, np.uint8, most, len(new) - most
+    )
+    same = _first(differ[::-1])
+    cut = new.find(_BETWEEN, len(new) - same) if same else -1
+    return head, len(new) - cut - 1 if cut >= 0 else 0
 
 
-def _common(one: bytes, two: bytes) -> int:
-    """How many bytes the two have in common before they part."""
-    n = min(len(one), len(two))
-    if n == 0 or one[:n] == two[:n]:
-        return n
-    return int(np.argmax(np.frombuffer(one, np.uint8, n) != np.frombuffer(two, np.uint8, n)))
+def _first(flags: NDArray[np.bool_]) -> int:
+    """The first that is set; how many there are, if none is."""
+    at = int(flags.argmax()) if flags.size else 0
+    return at if flags.size and flags[at] else flags.size
 
 
-def _one_each(text: bytes, cells: Cells) -> bool:
-    """Whether every separator in the text stands between two cells, none inside one."""
-    return text.count(_BETWEEN) + 1 == len(cells)
+def _is_plain(text: bytes, cells: Cells) -> bool:
+    """Whether every separator in the text stands between two of its cells, none inside one.
+
+    Without strings and blanks, what stands between two lists is a separator; so there are no others if there
+    are as many as that.
+    """
+    return (
+        text.count(_BETWEEN) + 1 == len(cells)
+        and set(map(type, cells)) == {list}
+        and not any(byte in text for byte in (b'"', b" ", b"\t", b"\r"))
+    )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import pairwise
+from operator import is_
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.trace.reuse import LineParser
+from kvsim.trace.reuse import LineParser, common_ends
 
 FILES = sorted(Path("fixtures/traces").glob("*/*-0[03].jsonl.gz"))
 
@@ -69,3 +71,29 @@ def test_equal_cells_are_the_same_objects() -> None:
         True,
     ]
     assert second["a"]["cells"][1] == [1, 9, [2], 3]
+
+
+@given(st.lists(record, min_size=2, max_size=6))
+def test_what_a_list_says_it_shares_is_shared(records: list[dict]) -> None:
+    parser = LineParser()
+    lists = [parser.parse(json.dumps(r, separators=(",", ":")).encode())["cells"] for r in records]
+    for old, new in pairwise(lists):
+        start, stop = common_ends(old, new)
+        assert start + stop <= min(len(old), len(new))
+        assert all(map(is_, old[:start], new[:start]))
+        assert all(map(is_, old[len(old) - stop :], new[len(new) - stop :]))
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        ([[0, [1], [2], [3], [4]], 5, 5, 5], [[0, [1], [9], [3], [4]], 5, 5, 5]),
+        ([[0, "],[],["], [1]], [[0, "],[9],["], [1]]),
+    ],
+)
+def test_separators_inside_a_cell_do_not_pass_for_cells(lists: tuple[list, list]) -> None:
+    """As many separators as an innocent list of that length has, but not between its cells."""
+    parser = LineParser()
+    for cells in lists:
+        line = json.dumps({"a": {"cells": cells}}, separators=(",", ":")).encode()
+        assert parser.parse(line) == {"a": {"cells": cells}}
