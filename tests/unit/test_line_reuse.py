@@ -87,8 +87,8 @@ def test_what_a_list_says_it_shares_is_shared(records: list[dict]) -> None:
 @pytest.mark.parametrize(
     "lists",
     [
-        ([[0, [1], [2], [3], [4]], 5, 5, 5], [[0, [1], [9], [3], [4]], 5, 5, 5]),
-        ([[0, "],[],["], [1]], [[0, "],[9],["], [1]]),
+        ([[0, [1], [2], [3], [4], [5]], 5, 5, 5, [1]], [[0, [1], [9], [3], [4], [5]], 5, 5, 5, [1]]),
+        ([[0, "],[],["], 5, [1]], [[0, "],[9],["], 5, [1]]),
     ],
 )
 def test_separators_inside_a_cell_do_not_pass_for_cells(lists: tuple[list, list]) -> None:
