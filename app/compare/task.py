@@ -1,4 +1,7 @@
-"""A job of the worker, as the page sees it: what it has told so far, and a way to end it."""
+"""Work that takes long, in a process of its own: what it has told so far, and a way to end it.
+
+A thread of the server that computes would hold up every other user; a process beside it does not.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,27 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_ONCE = 2
-"""Jobs that run at a time, of all sessions together; more wait for their turn."""
+"""Jobs of one kind of worker that run at a time, of all sessions together; more wait for their turn."""
 
 LONGEST = 180.0
 """Seconds after which a job is ended."""
 
-_turns = threading.BoundedSemaphore(AT_ONCE)
+_turns: defaultdict[str, threading.BoundedSemaphore] = defaultdict(
+    lambda: threading.BoundedSemaphore(AT_ONCE)
+)
 
 
 class Task:
     """Starts a job in a process of its own, which runs ``module`` for at most ``longest`` seconds. ``told`` grows
     while it runs; ``state`` is ``waiting``, ``running``, ``done``, ``cancelled`` or ``failed`` (then ``error``
-    says why)."""
+    says why). The ``trace`` of a job, which may be large, is not kept once it is sent."""
 
     def __init__(
         self, job: dict[str, Any], module: str = "app.compare.worker", longest: float = LONGEST
@@ -37,6 +44,7 @@ class Task:
         self.error = ""
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
+        self._news = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -47,6 +55,23 @@ class Task:
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """What was told of one kind, in order."""
         return [message for message in list(self.told) if message["kind"] == kind]
+
+    def hear(self, kinds: Collection[str], seconds: float) -> bool:
+        """Wait until one of these kinds was told or it is over, at most so long; whether that came."""
+
+        def heard() -> bool:
+            return self.over or any(message["kind"] in kinds for message in self.told)
+
+        with self._news:
+            return self._news.wait_for(heard, seconds)
+
+    def say(self, line: str) -> None:
+        """A word to the process while it runs; one that is over does not hear it."""
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                process.stdin.write(f"{line}\n")
+                process.stdin.flush()
 
     def cancel(self) -> None:
         """End it; what it has told stays."""
@@ -62,9 +87,14 @@ class Task:
                 self.state = state
             if self._process is not None and self._process.poll() is None:
                 self._process.kill()
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._news:
+            self._news.notify_all()
 
     def _run(self) -> None:
-        with _turns:
+        with _turns[self.module]:
             with self._lock:
                 if self.over:
                     return
@@ -80,14 +110,19 @@ class Task:
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # it may be ended at once
-            pipe.write(json.dumps(self.job) + "\n")
+        self.say(json.dumps(self.job))
+        self.job.pop("trace", None)
         for line in process.stdout:
             message = json.loads(line)
             if message["kind"] == "error":
                 self.error = message["text"]
+            if message.pop("instead", False):  # of what was told of its kind before
+                self.told = [other for other in self.told if other["kind"] != message["kind"]]
             self.told.append(message)
+            self._tell()
         status = process.wait()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
         with self._lock:
             if not self.over:
                 self.state = "failed" if status or self.error else "done"
@@ -95,6 +130,7 @@ class Task:
             self.error = (
                 f"it took longer than {self.longest:.0f} s" if status < 0 else f"it ended with {status}"
             )
+        self._tell()
 
 
 def _start(module: str) -> subprocess.Popen[str]:
