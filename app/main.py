@@ -12,7 +12,7 @@ if str(ROOT) not in sys.path:  # run from a checkout that is not installed
     sys.path.insert(0, str(ROOT))
 
 from app import style  # noqa: E402
-from app.views import attention, compare, lessons, memory, playground, replay  # noqa: E402
+from app.views import attention, compare, lessons, memory, playground, replay, workload  # noqa: E402
 
 st.set_page_config(page_title="kvsim", page_icon=style.ICON, layout="wide")
 st.html(style.CSS)
@@ -25,6 +25,7 @@ PAGES = {
     "compare": st.Page(compare.show, title="Compare", url_path="compare"),
     "attention": st.Page(attention.show, title="Attention", url_path="attention"),
     "memory": st.Page(memory.show, title="Memory", url_path="memory"),
+    "workload": st.Page(workload.show, title="Workload", url_path="workload"),
 }
 st.session_state["pages"] = PAGES  # for links from one page to another
 

@@ -6,24 +6,19 @@ them; and how full the memory of a recording was, in how many pieces its free ce
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 
-from app import component, recordings, style
+from app import component, fields, header_upload, recordings, style
 from app.memory_page import drawing
 from app.memory_page.costs import Cost, alternatives, cost, explanation, in_words, kind_of, summary
 from app.memory_page.occupancy import History, history
 from app.memory_page.setting import LIMITS, MODELS, TYPES, Setting, model_of
-from kvsim.errors import ModelError
 from kvsim.models.context_params import ROLLBACK_ARCHS
-from kvsim.models.gguf_header import read_model
 from kvsim.models.params import ModelParams, SwaType
 
 FILE = Path(__file__).parents[1] / "memory_page" / "page.css"
-MAX_UPLOAD_MIB = 64
 FIRST_TRACES = {"iswa": "iswa/gemma3-swa20-uni-c512"}  # else the first of its kind
 
 
@@ -64,48 +59,15 @@ def _configure() -> tuple[Setting, ModelParams | None]:
 
 
 def _model(old: Setting) -> tuple[str, ModelParams | None]:
-    state = st.session_state
     name = st.selectbox(
-        "Architecture", MODELS, MODELS.index(old.model), key="memory-model", on_change=_picked
+        "Architecture",
+        MODELS,
+        MODELS.index(old.model),
+        key="memory-model",
+        on_change=header_upload.forget,
+        args=("memory",),
     )
-    with st.popover("Read a GGUF header", icon=":material/upload:", width="stretch"):
-        st.file_uploader(
-            f"A model file, up to {MAX_UPLOAD_MIB} MiB",
-            key="memory-file",
-            max_upload_size=MAX_UPLOAD_MIB,
-            on_change=_uploaded,
-            help="Only the header is read. Larger files: kvsim memory --gguf FILE reads them where they lie.",
-        )
-    uploaded = state.get("memory-gguf")
-    if uploaded is None:
-        return name, model_of(name)
-    file_name, model = uploaded
-    if isinstance(model, ModelError):
-        st.error(f"{file_name}: {model}. The model above is used meanwhile.")
-        return name, model_of(name)
-    st.text(f"{file_name}: {model.arch}, {model.n_layer} layers")
-    return name, model
-
-
-def _picked() -> None:
-    st.session_state.pop("memory-gguf", None)
-
-
-def _uploaded() -> None:
-    """Read the header now and keep the model, not the file."""
-    state = st.session_state
-    file = state.get("memory-file")
-    state.pop("memory-gguf", None)
-    if file is None:
-        return
-    with tempfile.NamedTemporaryFile(suffix=".gguf") as copy:
-        copy.write(file.getvalue())
-        copy.flush()
-        try:
-            found: Any = read_model(copy.name)
-        except ModelError as error:
-            found = ModelError(str(error).replace(f"{copy.name}: ", ""))
-    state["memory-gguf"] = (file.name, found)
+    return name, header_upload.header("memory") or model_of(name)
 
 
 def _context(name: str, old: Setting, model: ModelParams) -> Setting:
@@ -121,22 +83,16 @@ def _context(name: str, old: Setting, model: ModelParams) -> Setting:
         type_v = st.selectbox("V type", TYPES, TYPES.index(old.type_v), key="memory-type_v")
     streams, swa_full, n_rs_seq = old.streams, old.swa_full, old.n_rs_seq
     if n_seq_max > 1:
-        streams = _either("Buffer", "unified", "streams", streams, "memory-streams")
+        streams = fields.either("Buffer", "unified", "streams", streams, "memory-streams")
     if model.swa_type is not SwaType.NONE:
-        swa_full = _either("Window cache", "window", "swa_full", swa_full, "memory-swa_full")
+        swa_full = fields.either("Window cache", "window", "swa_full", swa_full, "memory-swa_full")
     if model.arch in ROLLBACK_ARCHS:
         n_rs_seq = _number("n_rs_seq", n_rs_seq, "Rollback snapshots", least=0)
     return Setting(name, n_ctx, n_seq_max, n_ubatch, type_k, type_v, streams, swa_full, n_rs_seq)
 
 
 def _number(name: str, value: int, label: str, least: int) -> int:
-    most = LIMITS[name]
-    return int(st.number_input(label, least, most, min(max(value, least), most), key=f"memory-{name}"))
-
-
-def _either(label: str, off: str, on: str, value: bool, key: str) -> bool:
-    chosen = st.segmented_control(label, (off, on), default=on if value else off, key=key, width="stretch")
-    return value if chosen is None else chosen == on
+    return int(fields.number(label, value, least, LIMITS[name], f"memory-{name}"))
 
 
 def _remember(setting: Setting) -> None:

@@ -130,13 +130,14 @@ def _uploading(content: bytes) -> None:
 
     import streamlit as st
 
+    from app import header_upload
     from app.views import memory
 
     file = io.BytesIO(content)
     file.name = "my.gguf"
     if "memory-gguf" not in st.session_state:
         st.session_state["memory-file"] = file
-        memory._uploaded()
+        header_upload.uploaded("memory")
         del st.session_state["memory-file"]
     memory.show()
 
