@@ -1,78 +1,52 @@
 """Decoding many tokens at once, with the very outcome of decoding them one step after the other.
 
-A service spends most of its decodes on one token for each of a few sequences. Where every such step is known
-to find room, and where it would look is known too, the steps are placed together::
+A service spends most of its decodes on one token for each of a few sequences, and nobody looks at the cells
+between them. So tokens that are sure to find room *wait*, and are placed together (placing.py) before the
+memory is looked at, or changed in another way::
 
-    step by step   3 steps of sequences a, b        cells  . . a b a b a b .    head at 8
-    together       one search for 6 cells from the head, the same cells, one placement
+    decode a, b, c     three batches, counted and timed           nothing is placed yet
+    settle             one placement in each stream               the cells of three decodes
 
-What makes them the same, leaf by leaf and stream by stream:
-
-- a step searches on from where the last one ended, unless the head is so far behind the used cells that it
-  starts over (``find_slot``); the run of steps ends before that could happen;
-- a cell that no step may take is passed over by all; a window cell that a later step may take, though the
-  first may not, ends the run of steps where the search comes to it;
-- placing reads nothing of earlier steps but what they took.
+Where a token goes depends only on the stream it goes to: streams can wait for each other. A recurrent state
+has one cell whatever the length, so states move at once; when a further round of the same sequences only
+moves their positions on, all that are left are one.
 
 Everything else goes through :meth:`Context.decode`: other kinds of memory, a cache that might refuse, a
-context with an observer. The cells are those of the caches themselves, found by their search and written by
-their ``apply_ubatch``; only the trial that llama.cpp makes before it places is left out, since it cannot
-fail.
+context with an observer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from kvsim import window
 from kvsim.batch import Batch, Ubatch
 from kvsim.caches.kv import KVCache
-from kvsim.caches.slot_search import FIRST_WINDOW, SlotSearch
-from kvsim.cells import CellTable
+from kvsim.caches.recurrent import RecurrentMemory
+from kvsim.caches.recurrent_cells import Placement
 from kvsim.context import OK, Context
-from kvsim.errors import IntegrityError
-from kvsim.memory import IntArray, SlotInfo
+from kvsim.memory import IntArray
 from kvsim.models.params import SwaType
-from kvsim.splitter import Splitter
+from kvsim.workload.placing import Chunks, place
+from kvsim.workload.ubatches import Parts, equal_split, simple_split
 
-PLAIN_KINDS = ("kv", "iswa")
-"""Memories whose leaves are attention caches that know nothing of each other when a ubatch is placed."""
+SIMPLE_IF_UNIFIED = ("kv", "iswa", "dsa", "dsa_iswa", "msa")
+"""Memories whose leaves know nothing of each other when a ubatch is placed, and which take a batch as it comes
+if they are unified. The two tables of an indexer get the same operations, so that they are always equal."""
 
-LONG_RUN = 32
-"""Tokens of one sequence from which they are placed on their own."""
+ALWAYS_EQUAL = ("hybrid", "hybrid_iswa", "recurrent")
+"""The same of memories that take equally many tokens of several sequences."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """``tokens`` of one sequence, at positions from ``start`` on."""
 
     seq: int
     start: int
     tokens: Sequence[int]
-
-
-@dataclass
-class _Chunks:
-    """What one stream is to take: tokens in order, how many of them each ubatch brings, how many tokens each
-    sequence gains, and the rows at which long runs of one sequence begin and end."""
-
-    pos: IntArray
-    tokens: IntArray
-    seq_ids: tuple[tuple[int, ...], ...]
-    sizes: IntArray
-    gained: dict[int, int]
-    cuts: tuple[int, ...] = ()
-
-    def pieces(self, lo: int, hi: int) -> Iterator[tuple[int, int]]:
-        """Rows [lo, hi) cut where a long run begins or ends: cells of one sequence are placed faster."""
-        at = lo
-        for cut in (*self.cuts, hi):
-            if at < cut <= hi:
-                yield at, cut
-                at = cut
 
 
 def batch_of(runs: Sequence[Run]) -> Batch:
@@ -90,292 +64,274 @@ def batch_of(runs: Sequence[Run]) -> Batch:
     return Batch(tokens, None, pos, seq_ids, output)
 
 
+@dataclass
+class _Waiting:
+    """Tokens that one stream is to take: groups of equally long runs, one token of each in turn, and how many
+    tokens each ubatch brings."""
+
+    n: int = 0
+    groups: list[Sequence[Run]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def add(self, group: Sequence[Run], sizes: Sequence[int]) -> None:
+        self.n += sum(sizes)
+        self.sizes += sizes
+        if len(group) == 1 and self.groups and _goes_on(self.groups[-1], group[0]):
+            (seq, start, tokens), last = self.groups[-1][0], group[0].tokens
+            self.groups[-1] = [Run(seq, start, range(tokens[0], last[-1] + 1))]
+        else:
+            self.groups.append(group)
+
+    def chunks(self) -> Chunks:
+        columns = list(map(_columns, self.groups))
+        pos, tokens, seqs = (
+            map(np.concatenate, zip(*columns, strict=True)) if len(columns) > 1 else columns[0]
+        )
+        return Chunks(pos, tokens, seqs, np.array(self.sizes, np.int32))
+
+
 class BulkDecoder:
     """Decodes through ``context``, together where that is provably the same. ``bulk`` False: every decode
-    is the context's own."""
+    is the context's own. The memory must be fresh.
+
+    Call :meth:`settle` before the memory is looked at, or changed in any way but through this.
+    """
 
     def __init__(self, context: Context, bulk: bool = True) -> None:
         self.context = context
         leaves = context.memory.leaves().values()
         self.caches = [leaf for leaf in leaves if type(leaf) is KVCache]
+        self._endless = [cache for cache in self.caches if cache.spec.swa_type is SwaType.NONE]
+        self._windows = [cache for cache in self.caches if not self._always_fits(cache)]
+        self._states = [leaf for leaf in leaves if type(leaf) is RecurrentMemory]
+        self._simple = context.resolved.kv_unified and context.memory.kind in SIMPLE_IF_UNIFIED
+        self._streams = max((cache.n_stream for cache in self.caches), default=1)
+        self._sequential = self._streams > 1 or not self.caches
+        self._waiting = [_Waiting() for _ in range(self._streams)]
         self._able = (
             bulk
-            and context.memory.kind in PLAIN_KINDS
-            and len(self.caches) == len(leaves)
+            and context.memory.kind in SIMPLE_IF_UNIFIED + ALWAYS_EQUAL
+            and len(self.caches) + len(self._states) == len(leaves)
             and context.model.n_pos_per_embd == 1
+            and not context.resolved.embeddings
             and not any(cache.store or cache.contiguous or cache.defrag for cache in self.caches)
+            and not any(states.store or states.n_rs_seq for states in self._states)
         )
         self.n_searched = 0
         """Cells that searches went over, taken or not."""
+        self.n_reclaimed = 0
+        """Cells that placing took from windows: overwritten, or purged."""
 
     @property
     def together(self) -> bool:
         """Whether decodes may be placed together now."""
         return self._able and self.context.observer is None and not self.context.recording
 
-    # -- one batch -----------------------------------------------------------------------------
+    def split(self, runs: Sequence[Run]) -> list[Parts]:
+        """The ubatches of a batch."""
+        lengths, n_ubatch = [len(run.tokens) for run in runs], self.context.resolved.n_ubatch
+        if self._simple:
+            return simple_split(lengths, n_ubatch)
+        return equal_split([run.seq for run in runs], lengths, n_ubatch, self._sequential)
+
+    # -- decoding ------------------------------------------------------------------------------
 
     def decode(self, runs: Sequence[Run]) -> int:
         """Decode the runs as one batch; the code and all else as of :meth:`Context.decode`."""
         if self.together and sum(len(run.tokens) for run in runs) <= self.context.resolved.n_batch:
             self.context.update()
-            parts = self._parts(runs)
-            if all(self._must_fit(cache, parts) for cache in self.caches):
-                for cache in self.caches:
-                    self._place(cache, parts)
+            ubatches = self.split(runs)
+            if self._must_fit(runs, max(sum(n for _, n in parts) for parts in ubatches)):
+                self._take(runs, ubatches)
                 self.context.last_failure = None
                 return OK
         return self._one_by_one(runs)
 
-    def _one_by_one(self, runs: Sequence[Run]) -> int:
-        heads = [list(cache.heads) for cache in self.caches]
-        code = self.context.decode(batch_of(runs))
-        for cache, before in zip(self.caches, heads, strict=True):
-            self.n_searched += sum((b - a) % cache.size for a, b in zip(before, cache.heads, strict=True))
-        return code
-
-    def _parts(self, runs: Sequence[Run]) -> dict[int, _Chunks]:
-        """Per stream, its tokens in the order in which the split brings them."""
-        n_ubatch, unified = self.context.resolved.n_ubatch, self.context.resolved.kv_unified
-        if unified:
-            n = sum(len(run.tokens) for run in runs)
-            full, rest = divmod(n, n_ubatch)
-            sizes = np.array([n_ubatch] * full + [rest] * (rest > 0), np.int32)
-            return {0: _chunks(runs, sizes)}
-        split = _equal_sizes([(run.seq, len(run.tokens)) for run in runs], n_ubatch)
-        return {run.seq: _chunks([run], np.array(split[run.seq], np.int32)) for run in runs}
-
-    def _must_fit(self, cache: KVCache, parts: dict[int, _Chunks]) -> bool:
-        """Whether no ubatch can be refused, whatever the order in which cells become free."""
-        for stream, chunks in parts.items():
-            table = cache.cells[stream]
-            if cache.spec.swa_type is SwaType.NONE:
-                if table.size - table.used < len(chunks.pos):
-                    return False
-                continue
-            largest, most_seqs = int(chunks.sizes.max()), cache.n_seq_max if cache.n_stream == 1 else 1
-            if most_seqs * cache.spec.n_swa + largest <= table.size:
-                continue  # however much every sequence holds
-            needed = 0
-            for s in chunks.gained.keys() | set(table.sequences()):
-                held = table.seq_pos_max(s) - table.seq_pos_min(s) + 1 if table.seq_pos_max(s) >= 0 else 0
-                needed += min(held + chunks.gained.get(s, 0), cache.spec.n_swa)
-            if needed + largest > table.size:
-                return False
-        return True
-
-    # -- many steps of one token each ----------------------------------------------------------
-
     def steps(self, runs: Sequence[Run]) -> int:
         """As many steps as surely succeed, one token of every run in each: runs of equal length. Returns how
         many were made; 0: the next step must go through :meth:`decode`."""
-        if not self.together:
+        if not self.together or len(runs) > self.context.resolved.n_ubatch:
             return 0
         self.context.update()
-        n_steps, n_seqs = len(runs[0].tokens), len(runs)
-        unified = self.context.resolved.kv_unified
-        each = n_seqs if unified else 1
-        for cache in self.caches:
-            if cache.spec.swa_type is SwaType.NONE:
-                streams = [0] if unified else [run.seq for run in runs]
-                free = min(cache.size - cache.cells[stream].used for stream in streams)
-                n_steps = min(n_steps, free // each)
-        if n_steps == 0 or n_seqs > self.context.resolved.n_ubatch:
+        n_steps = min(len(runs[0].tokens), self._room(runs))
+        runs = [_first(run, n_steps) for run in runs]
+        if not n_steps or not self._must_fit(runs, len(runs)):
             return 0
-        runs = [Run(run.seq, run.start, run.tokens[:n_steps]) for run in runs]
-        parts = self._steps(runs, n_steps) if unified else self._step_parts(runs)
-        if not all(self._must_fit(cache, parts) for cache in self.caches):
-            return 0
-        for cache in self.caches:
-            self._place(cache, parts)
+        if self._streams == 1:
+            self._waiting[0].add(runs, [len(runs)] * n_steps)
+        else:
+            for run in runs:
+                self._waiting[run.seq].add([run], [1] * n_steps)
+        for states in self._states:
+            _move_on(states, runs, self.split([_first(run, 1) for run in runs]), n_steps)
         self.context.last_failure = None
         return n_steps
 
-    def _steps(self, runs: Sequence[Run], n_steps: int) -> dict[int, _Chunks]:
-        """All in one stream: the first token of every run, then the second, ..."""
-        starts = np.array([run.start for run in runs], np.int32)
-        pos = (np.arange(n_steps, dtype=np.int32)[:, None] + starts).ravel()
-        tokens = np.array([run.tokens for run in runs], np.int32).T.ravel()
-        seq_ids = tuple([(run.seq,) for run in runs]) * n_steps
-        gained = {run.seq: n_steps for run in runs}
-        return {0: _Chunks(pos, tokens, seq_ids, np.full(n_steps, len(runs), np.int32), gained)}
+    def settle(self, seq: int | None = None) -> None:
+        """Place all that waits, or what waits in the stream of ``seq``."""
+        for stream in range(self._streams) if seq is None else [self._stream_of(seq)]:
+            waiting = self._waiting[stream]
+            if not waiting.n:
+                continue
+            self._waiting[stream] = _Waiting()
+            chunks = waiting.chunks()
+            for cache in self.caches:
+                used = cache.cells[stream].used
+                self.n_searched += place(cache, stream, chunks)
+                self.n_reclaimed += used + waiting.n - cache.cells[stream].used
 
-    def _step_parts(self, runs: Sequence[Run]) -> dict[int, _Chunks]:
-        return {run.seq: _chunks([run], np.ones(len(run.tokens), np.int32)) for run in runs}
+    def _one_by_one(self, runs: Sequence[Run]) -> int:
+        self.settle()
+        heads, used = [list(cache.heads) for cache in self.caches], self._used()
+        code = self.context.decode(batch_of(runs))
+        for cache, before in zip(self.caches, heads, strict=True):
+            self.n_searched += sum((b - a) % cache.size for a, b in zip(before, cache.heads, strict=True))
+        if code == OK:
+            n_tokens = sum(len(run.tokens) for run in runs)
+            self.n_reclaimed += used + n_tokens * len(self.caches) - self._used()
+        return code
 
-    # -- placing -------------------------------------------------------------------------------
+    def _used(self) -> int:
+        return sum(table.used for cache in self.caches for table in cache.cells)
 
-    def _place(self, cache: KVCache, parts: dict[int, _Chunks]) -> None:
-        """Place the chunks of every stream, as many together as the search allows."""
-        for stream, chunks in parts.items():
-            done = row = 0
-            while done < len(chunks.sizes):
-                cells, n = self._find(cache, stream, chunks, done, row)
-                for lo, hi in chunks.pieces(row, row + len(cells)):
-                    part = cells[lo - row : hi - row]
-                    cache.apply_ubatch(SlotInfo((stream,), (part,)), _rows(chunks, lo, hi - lo))
-                done, row = done + n, row + len(cells)
+    def _stream_of(self, seq: int) -> int:
+        return seq if self._streams > 1 else 0
 
-    def _find(
-        self, cache: KVCache, stream: int, chunks: _Chunks, done: int, row: int
-    ) -> tuple[IntArray, int]:
-        """The cells of the next chunks, and how many chunks these are."""
-        search = cache.search(stream)
-        sizes = chunks.sizes[done:]
-        ends = np.cumsum(sizes)
-        later = _later_starts(cache, search.cells, chunks, row) if search.cells and len(sizes) > 1 else {}
-        taken, limit, searched = _sweep(search, int(sizes[0]), ends, later)
-        n = min(limit, int(np.searchsorted(ends, len(taken), side="right")))
-        if n == 0:
-            raise IntegrityError(f"cache {cache.name!r} has no room for a ubatch that was sure to fit")
-        n = _before_restart(search.cells, taken, sizes, ends, n)
-        self.n_searched += searched
-        return taken[: int(ends[n - 1])], n
+    def _take(self, runs: Sequence[Run], ubatches: Sequence[Parts]) -> None:
+        """Let the tokens of a batch wait, ubatch by ubatch, and move the states on."""
+        done = [0] * len(runs)
+        for parts in ubatches:
+            pieces = []
+            for i, n in parts:
+                seq, start, tokens = runs[i]
+                at, done[i] = done[i], done[i] + n
+                pieces.append(Run(seq, start + at, tokens[at : at + n]))
+            for states in self._states:
+                states.apply_ubatch(_UNKNOWN, _equal_ubatch(pieces))
+            if self._streams > 1:
+                for piece in pieces:
+                    self._waiting[piece.seq].add([piece], [len(piece.tokens)])
+            else:
+                self._waiting[0].groups += [[piece] for piece in pieces[:-1]]
+                self._waiting[0].add(pieces[-1:], [sum(n for _, n in parts)])
+
+    # -- whether there is room -----------------------------------------------------------------
+
+    def _room(self, runs: Sequence[Run]) -> int:
+        """How many steps find empty cells in the caches without window."""
+        each = 1 if self._streams > 1 else len(runs)
+        room = len(runs[0].tokens)
+        for cache in self._endless:
+            for run in runs[: len(runs) // each]:
+                stream = self._stream_of(run.seq)
+                free = cache.size - cache.cells[stream].used - self._waiting[stream].n
+                room = min(room, free // each)
+        return room
+
+    def _must_fit(self, runs: Sequence[Run], largest: int) -> bool:
+        """Whether no ubatch of the runs, of at most ``largest`` tokens, can be refused, whatever the order in
+        which cells become free."""
+        for stream, mine in self._by_stream(runs).items():
+            n = self._waiting[stream].n + sum([len(run.tokens) for run in mine])
+            for cache in self._endless:
+                if cache.cells[stream].used + n > cache.size:
+                    return False
+            for cache in self._windows:
+                if not self._window_fits(cache, stream, mine, largest):
+                    return False
+        return True
+
+    def _always_fits(self, cache: KVCache) -> bool:
+        """Whether a ubatch finds room beside the windows of all sequences, however much they hold."""
+        if cache.spec.swa_type is SwaType.NONE:
+            return True
+        most_seqs = cache.n_seq_max if cache.n_stream == 1 else 1
+        return most_seqs * cache.spec.n_swa + self.context.resolved.n_ubatch <= cache.size
+
+    def _by_stream(self, runs: Sequence[Run]) -> dict[int, Sequence[Run]]:
+        return {0: runs} if self._streams == 1 else {run.seq: [run] for run in runs}
+
+    def _window_fits(self, cache: KVCache, stream: int, runs: Sequence[Run], largest: int) -> bool:
+        """The windows of all sequences and one ubatch find room beside each other."""
+        self.settle(runs[0].seq)
+        table = cache.cells[stream]
+        gained = {run.seq: len(run.tokens) for run in runs}
+        needed = 0
+        for s in gained.keys() | set(table.sequences()):
+            held = table.seq_pos_max(s) - table.seq_pos_min(s) + 1 if table.seq_pos_max(s) >= 0 else 0
+            needed += min(held + gained.get(s, 0), cache.spec.n_swa)
+        return needed + largest <= table.size
 
 
-def _chunks(runs: Sequence[Run], sizes: IntArray) -> _Chunks:
-    pos = np.concatenate([np.arange(r.start, r.start + len(r.tokens), dtype=np.int32) for r in runs])
-    tokens = np.concatenate([np.asarray(r.tokens, np.int32) for r in runs])
-    seq_ids: list[tuple[int, ...]] = []
-    cuts = []
-    for run in runs:
-        n = len(run.tokens)
-        if n > LONG_RUN:
-            cuts += [len(seq_ids), len(seq_ids) + n]
-        seq_ids += [(run.seq,)] * n
-    return _Chunks(pos, tokens, tuple(seq_ids), sizes, {r.seq: len(r.tokens) for r in runs}, tuple(cuts))
+_UNKNOWN = Placement(0, 0, -1)
+"""Recurrent cells are searched again when a ubatch is placed; what was found before is not needed."""
 
 
-def _rows(chunks: _Chunks, at: int, n: int) -> Ubatch:
-    """Some rows of a stream as one ubatch."""
-    seq_ids = chunks.seq_ids[at : at + n]
+def _first(run: Run, n: int) -> Run:
+    return Run(run.seq, run.start, run.tokens[:n])
+
+
+def _goes_on(group: Sequence[Run], run: Run) -> bool:
+    """Whether the run goes on where the only run of the group ends: the same sequence, the next token ids."""
+    if len(group) > 1 or type(group[0].tokens) is not range or type(run.tokens) is not range:
+        return False
+    seq, start, tokens = group[0]
+    return seq == run.seq and start + len(tokens) == run.start and tokens.stop == run.tokens.start
+
+
+def _columns(group: Sequence[Run]) -> tuple[IntArray, IntArray, IntArray]:
+    """Positions, tokens and sequences of a group, in order."""
+    n = len(group[0].tokens)
+    if len(group) == 1:
+        seq, start, tokens = group[0]
+        return np.arange(start, start + n, dtype=np.int32), _ids(tokens), np.full(n, seq, np.int32)
+    pos = np.arange(n, dtype=np.int32)[:, None] + np.array([run.start for run in group], np.int32)
+    ids = np.stack([_ids(run.tokens) for run in group], axis=1)
+    return pos.ravel(), ids.ravel(), np.tile(np.array([run.seq for run in group], np.int32), n)
+
+
+def _ids(tokens: Sequence[int]) -> IntArray:
+    if isinstance(tokens, range):
+        return np.arange(tokens.start, tokens.stop, tokens.step, np.int32)
+    return np.asarray(tokens, np.int32)
+
+
+def _equal_ubatch(runs: Sequence[Run]) -> Ubatch:
+    """Equally long runs as one ubatch, run after run."""
+    n_each = len(runs[0].tokens)
+    n = n_each * len(runs)
+    pos, tokens, _ = zip(*(_columns([run]) for run in runs), strict=True)
     return Ubatch(
-        pos=chunks.pos[None, at : at + n],
-        seq_ids=seq_ids,
+        pos=np.concatenate(pos)[None],
+        seq_ids=tuple([ids for run in runs for ids in ((run.seq,),) * n_each]),
         output=np.zeros(n, np.bool_),
         idx=np.arange(n, dtype=np.int32),
-        tokens=chunks.tokens[at : at + n],
+        tokens=np.concatenate(tokens),
         has_embd=False,
-        n_seq_tokens=1,
-        n_seqs=n,
-        equal_seqs=False,
-        seq_id_unq=tuple(sorted({ids[0] for ids in set(seq_ids)})),
+        n_seq_tokens=n_each,
+        n_seqs=len(runs),
+        equal_seqs=True,
+        seq_id_unq=tuple(sorted(run.seq for run in runs)),
     )
 
 
-def _equal_sizes(lengths: Sequence[tuple[int, int]], n_ubatch: int) -> dict[int, list[int]]:
-    """Per sequence, how many of its tokens each ubatch of the equal split brings."""
-    rows_of: dict[int, list[int]] = {}
-    masks: list[int] = []
-    seq_of: list[int] = []
-    for seq, n in lengths:
-        rows_of[1 << seq] = list(range(len(masks), len(masks) + n))
-        masks += [1 << seq] * n
-        seq_of += [seq] * n
-    splitter = Splitter(masks, rows_of)
-    sizes: dict[int, list[int]] = {seq: [] for seq, _ in lengths}
-    while not splitter.all_used:
-        rows, n_seqs = splitter.equal(n_ubatch, sequential=True, n_keep_tail=0)
-        each = len(rows) // n_seqs
-        for k in range(n_seqs):
-            sizes[seq_of[rows[k * each]]].append(each)
-    return sizes
+def _move_on(states: RecurrentMemory, runs: Sequence[Run], step: Sequence[Parts], n_steps: int) -> None:
+    """``n_steps`` rounds of the ubatches of ``step``. Placing does not ask for positions, so once a round has
+    left everything else as it was, so do all rounds after it."""
+    done, same = 0, False
+    while done < n_steps:
+        n = n_steps - done if same else 1
+        before = _all_but_positions(states)
+        for parts in step:
+            pieces = [
+                Run(runs[i].seq, runs[i].start + done, runs[i].tokens[done : done + n]) for i, _ in parts
+            ]
+            states.apply_ubatch(_UNKNOWN, _equal_ubatch(pieces))
+        same = _all_but_positions(states) == before
+        done += n
 
 
-def _later_starts(cache: KVCache, cells: CellTable, chunks: _Chunks, row: int) -> dict[int, int]:
-    """Where the windows of all sequences begin once every chunk from ``row`` on but the last is placed."""
-    spec = cache.spec
-    if spec.swa_type is SwaType.NONE:
-        return {}
-    ends = {s: cells.seq_pos_max(s) for s in cells.sequences()}
-    last = int(chunks.sizes[-1])
-    rows = slice(row, len(chunks.pos) - last)
-    ids = chunks.seq_ids[rows]
-    pos = chunks.pos[rows]
-    for (s,) in set(ids):
-        at = len(ids) - 1 - ids[::-1].index((s,))
-        ends[s] = int(pos[at])
-    starts = {s: window.window_start(spec.swa_type, spec.n_swa, end + 1) for s, end in ends.items()}
-    return {s: start for s, start in starts.items() if 0 <= cells.seq_pos_min(s) < start}
-
-
-def _sweep(
-    search: SlotSearch, first: int, ends: IntArray, later: dict[int, int]
-) -> tuple[IntArray, int, int]:
-    """Go over the cells once, from where the first chunk begins to look, until there are enough.
-
-    Returns the usable ones, how many chunks end before the first cell that is usable only later, and how many
-    cells were gone over.
-    """
-    cells, head = search.cells, search.head
-    start = 0 if head > cells.used + 2 * first or head >= cells.size else head
-    found: list[IntArray] = []
-    n, total, limit, searched = 0, int(ends[-1]), len(ends), 0
-    for lo, stop in _windows(start, cells.size):
-        usable = search.usable(lo, stop)
-        here = np.flatnonzero(usable)
-        if later:
-            limit = min(limit, _chunks_before(cells, lo, stop, usable, later, n, ends))
-        found.append((here + lo).astype(np.int32))
-        n += len(here)
-        searched += stop - lo
-        if n >= total:
-            searched -= stop - lo - 1 - int(here[len(here) - 1 - (n - total)])
-            break
-    return np.concatenate(found)[:total], limit, searched
-
-
-def _windows(start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Stretches of cells from ``start`` round to ``start``, each longer than the last."""
-    for lo, stop in ((start, size), (0, start)):
-        step = FIRST_WINDOW
-        while lo < stop:
-            yield lo, min(stop, lo + step)
-            lo, step = lo + step, step * 4
-
-
-def _chunks_before(
-    cells: CellTable, lo: int, hi: int, usable: np.ndarray, later: dict[int, int], n: int, ends: IntArray
-) -> int:
-    """How many chunks end before the search comes to a cell of [lo, hi) that is usable only by then. A cell
-    that the first chunk passes over is passed over for good."""
-    only_later = np.flatnonzero(cells.passed(lo, hi, later) & ~usable)
-    if not len(only_later):
-        return len(ends)
-    rank = n + np.cumsum(usable)[only_later]  # cells taken before it
-    chunk = np.searchsorted(ends, rank, side="right")  # the chunk that is looking then
-    chunk = chunk[chunk > 0]
-    return int(chunk[0]) if len(chunk) else len(ends)
-
-
-def _before_restart(cells: CellTable, taken: IntArray, sizes: IntArray, ends: IntArray, n: int) -> int:
-    """How many of the first ``n`` chunks come before one that might start over at cell 0, because the head is
-    far beyond the used cells. Used cells are counted at their fewest: less all that owners may lose."""
-    if n < 2:
-        return n
-    heads = taken[ends[: n - 1] - 1].astype(np.int32) + 1
-    used = cells.used + ends[: n - 1]
-    lost = _lost(cells, taken[: int(ends[n - 1])])
-    if lost is not None:
-        used = used - lost[ends[: n - 1] - 1]
-    beyond = np.flatnonzero(heads > used + 2 * sizes[1:n])
-    return int(beyond[0]) + 1 if len(beyond) else n
-
-
-def _lost(cells: CellTable, taken: IntArray) -> IntArray | None:
-    """How many cells become empty, or change hands, as ``taken`` are taken one after the other; None: none.
-
-    A sequence that loses a position to others loses all before it (the purge), so at most all from its first
-    position to the highest one taken.
-    """
-    live = np.flatnonzero(cells.pos[taken] != -1)
-    if not len(live):
-        return None
-    lost = np.zeros(len(taken), np.int32)
-    words = cells.seq[:, taken[live]]
-    for owner in {tuple(word) for word in np.unique(words, axis=1).T.tolist()}:
-        rows = live[(np.array(owner, np.uint64) == words.T).all(axis=1)]
-        (s,) = cells.owners(int(taken[rows[0]]))
-        reach = np.maximum.accumulate(cells.pos[taken[rows]].astype(np.int32)) - cells.seq_pos_min(s) + 1
-        lost[rows] += np.diff(reach, prepend=0)
-    return np.cumsum(lost)
+def _all_but_positions(states: RecurrentMemory) -> tuple[object, ...]:
+    cells = states.cells
+    lists = (cells.tail, cells.owners, cells.src, cells.src0)
+    return (*map(tuple, lists), cells.head, cells.used, states.n, states.rs_z)

@@ -29,6 +29,7 @@ class IntervalRecorder:
         self, server: SlotServer, path: str | os.PathLike[str], start: float, most: int = 200, name: str = ""
     ) -> None:
         self.context: Context = server.context
+        self._decoder = server.decoder
         self.start = start
         self.most = most
         self.n_written = 0
@@ -65,6 +66,7 @@ class IntervalRecorder:
         self.close()
 
     def _begin(self) -> None:
+        self._decoder.settle()
         self._writer = TraceWriter(self._path, self._header)
         self._write("init", {}, None)
         self.context.recording = True

@@ -115,6 +115,9 @@ class SlotServer:
 
     def sample(self, clock: float) -> Sample:
         """The caches as they are now."""
+        self.decoder.settle()
+        self.account.totals.searched = self.decoder.n_searched
+        self.account.totals.reclaimed = self.decoder.n_reclaimed
         caches = {cache.name: sample_cache(cache, len(self.slots)) for cache in self.decoder.caches}
         serving = sum(slot.task is not None for slot in self.slots)
         return self.account.now(clock, len(self.queue), serving, caches)
@@ -159,13 +162,13 @@ class SlotServer:
         if len(serving) < len(self.slots) and until < inf:
             n_steps = min(n_steps, int(np.searchsorted(times[1:], until)) + 1)
         runs = [_next_tokens(slot, n_steps) for slot in serving]
-        used = self._used()
         made = self.decoder.steps(runs)
         if not made:
             return self._round(clock)
-        self._count(used, made * len(runs))
-        self.account.totals.decodes += made
-        self.account.totals.fed_back += made * len(runs)
+        totals = self.account.totals
+        totals.decodes += made
+        totals.decoded += made * len(runs)
+        totals.fed_back += made * len(runs)
         for slot, run in zip(serving, runs, strict=True):
             assert slot.task is not None
             slot.held.tokens += run.tokens[:made]
@@ -194,6 +197,7 @@ class SlotServer:
             return
         for slot in self.slots:
             if slot.task and slot.task.generating and self.shift.due(slot.held):
+                self.decoder.settle(slot.held.seq)
                 plan = self.shift.apply(slot.held)
                 if slot.checkpoints is not None:
                     slot.checkpoints.kept.clear()
@@ -223,6 +227,7 @@ class SlotServer:
 
     def _start(self, slot: ServerSlot, task: Task) -> None:
         """Keep what the slot holds of the prompt, and note why not more."""
+        self.decoder.settle(slot.held.seq)
         was_empty = not slot.held.tokens
         bytes_read = slot.held.cost.bytes_read
         report = task.report = reuse(slot.held, task.prompt, self.config.cache_reuse, slot.checkpoints)
@@ -248,9 +253,8 @@ class SlotServer:
             return
         if kept.kept and not near_end and start <= kept.kept[-1].n_tokens + self.config.checkpoint_min_step:
             return
-        if kept.create() is not None:
-            totals = self.account.totals
-            totals.checkpoints += 1
+        self.decoder.settle(slot.held.seq)
+        self.account.totals.checkpoints += kept.create() is not None
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -260,13 +264,13 @@ class SlotServer:
         n_batch, at = self.context.resolved.n_batch, 0
         while at < n_tokens:
             view = _cut(runs, at, at + min(n_batch, n_tokens - at))
-            used = self._used()
             if self.decoder.decode(view) == OK:
                 clock += self.cost.seconds([(run.start, len(run.tokens)) for run in view])
-                self._count(used, sum(len(run.tokens) for run in view))
+                n_decoded = sum(len(run.tokens) for run in view)
                 self.account.totals.decodes += 1
+                self.account.totals.decoded += n_decoded
                 self._decoded(view, clock)
-                at += sum(len(run.tokens) for run in view)
+                at += n_decoded
                 n_batch = self.context.resolved.n_batch
                 continue
             failure = self.context.last_failure
@@ -313,7 +317,7 @@ class SlotServer:
             return False
         for slot in self.slots:
             if slot.task is None and slot.held.tokens:
-                slot.forget()
+                self._forget(slot)
                 self.account.totals.purged_slots += 1
                 return True
         return False
@@ -352,24 +356,16 @@ class SlotServer:
         self._releases += 1
         slot.last_used = self._releases
 
+    def _forget(self, slot: ServerSlot) -> None:
+        self.decoder.settle(slot.held.seq)
+        slot.forget()
+
     def _abort(self, clock: float) -> None:
         """Not even one token found room: everyone who is served is sent away and their cells are freed."""
         for slot in self.slots:
             if slot.task is not None:
                 self._refuse(slot, clock, "aborted")
-                slot.forget()
-
-    # -- counting ------------------------------------------------------------------------------
-
-    def _used(self) -> int:
-        return sum(table.used for cache in self.decoder.caches for table in cache.cells)
-
-    def _count(self, used: int, n_tokens: int) -> None:
-        """Cells that placing ``n_tokens`` in every cache took from the windows: overwritten, or purged."""
-        totals = self.account.totals
-        totals.decoded += n_tokens
-        totals.reclaimed += used + n_tokens * len(self.decoder.caches) - self._used()
-        totals.searched = self.decoder.n_searched
+                self._forget(slot)
 
 
 def _why_lost(report: ReuseReport) -> str:

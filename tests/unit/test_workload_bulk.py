@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from kvsim.context import NO_SLOT, OK, Context
 from kvsim.events import Recorder
 from kvsim.models.context_params import ContextParams
 from kvsim.models.known import known_model
-from kvsim.workload.bulk import BulkDecoder, Run, _equal_sizes, batch_of
+from kvsim.workload.bulk import BulkDecoder, Run, batch_of
+from kvsim.workload.ubatches import equal_split, simple_split
 
 ARCHS = ("llama3-8b", "gemma3-4b", "gpt-oss-20b", "llama4-scout")
 
@@ -70,11 +72,13 @@ class Pair:
         keep = min(keep, self.held[s])
         if keep <= self.by_step.memory.seq_pos_min(s):  # a window has passed it
             keep = 0
+        self.decoder.settle(s)
         for context in (self.together, self.by_step):
             context.memory.seq_rm(s, keep, -1)
         self.held[s] = keep
 
     def compare(self) -> None:
+        self.decoder.settle()
         assert self.together.memory.snapshot() == self.by_step.memory.snapshot()
         self.together.memory.check_integrity()
 
@@ -128,20 +132,29 @@ def test_long_sessions_with_windows(seed: int) -> None:
         pair.compare()
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(0, 3), st.integers(4, 16))
-@settings(max_examples=50, deadline=None)
-def test_streams_get_the_ubatches_of_the_equal_split(lengths: list[int], gap: int, n_ubatch: int) -> None:
-    """Sequences that follow each other, then one further on."""
-    runs = [(s + gap * (s == len(lengths) - 1), n) for s, n in enumerate(lengths)]
+@given(
+    st.permutations(range(5)), st.lists(st.integers(1, 20), min_size=1, max_size=5), st.integers(1, 16),
+    st.sampled_from(["simple", "equal", "sequential"]),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_runs_get_the_ubatches_of_their_tokens(
+    seqs: list[int], lengths: list[int], n_ubatch: int, how: str
+) -> None:
+    """Sequences in any order, with others left out in between."""
+    seqs = seqs[: len(lengths)]
+    runs = [Run(s, 0, range(n)) for s, n in zip(seqs, lengths, strict=True)]
     allocator = BatchAllocator(1, 16)
-    allocator.init(batch_of([Run(s, 0, range(n)) for s, n in runs]))
-    ubatches = allocator.split_all(lambda: allocator.split_equal(n_ubatch, sequential=True))
+    allocator.init(batch_of(runs))
+    if how == "simple":
+        ubatches = allocator.split_all(lambda: allocator.split_simple(n_ubatch))
+        found = simple_split(lengths, n_ubatch)
+    else:
+        sequential = how == "sequential"
+        ubatches = allocator.split_all(lambda: allocator.split_equal(n_ubatch, sequential=sequential))
+        found = equal_split(seqs, lengths, n_ubatch, sequential)
     assert ubatches is not None
-    expected: dict[int, list[int]] = {s: [] for s, _ in runs}
-    for ubatch in ubatches:
-        for s in ubatch.seq_id_unq:
-            expected[s].append(ubatch.seq_ids.count((s,)))
-    assert _equal_sizes(runs, n_ubatch) == expected
+    expected = [[(s, len(list(same))) for (s,), same in groupby(each.seq_ids)] for each in ubatches]
+    assert [[(seqs[i], n) for i, n in parts] for parts in found] == expected
 
 
 def test_steps_of_one_stream_interleave() -> None:
@@ -149,6 +162,7 @@ def test_steps_of_one_stream_interleave() -> None:
     together, _ = contexts("llama3-8b", 2, True, 8, 4, 0, 40)
     decoder = BulkDecoder(together)
     assert decoder.steps([Run(0, 0, range(10, 13)), Run(1, 0, range(20, 23))]) == 3
+    decoder.settle()
     (cells,) = together.memory.snapshot().caches["kv"]
     assert cells["head"] == 6
     assert [(row[0], row[1], row[2], row[4]) for row in cells["cells"]] == [
@@ -193,8 +207,20 @@ def test_an_observer_sees_every_step() -> None:
     assert "write" in recorder.kinds()
 
 
+def test_an_observer_that_comes_later_finds_everything_placed() -> None:
+    """What waited is placed before the first decode that it sees."""
+    together, by_step = contexts("llama3-8b", 2, True, 8, 4, 0, 40)
+    pair = Pair(together, by_step)
+    pair.decode({0: 3, 1: 2}, 0)
+    recorder = Recorder()
+    together.observe(recorder)
+    pair.decode({0: 1, 1: 1}, 100)
+    pair.compare()
+    assert [event.kind for event in recorder.events].count("write") == 2
+
+
 def test_other_memories_go_through_the_context() -> None:
-    context = Context(known_model("lfm2-1.2b"), ContextParams(n_ctx=256))
+    context = Context(known_model("lfm2-1.2b"), ContextParams(n_ctx=256, n_rs_seq=2))
     decoder = BulkDecoder(context)
     assert decoder.steps([Run(0, 0, range(3))]) == 0
     assert decoder.decode([Run(0, 0, range(3))]) == OK
@@ -206,7 +232,9 @@ def test_cells_searched_are_counted() -> None:
     together, _ = contexts("llama3-8b", 2, True, 8, 4, 0, 40)
     decoder = BulkDecoder(together)
     decoder.decode([Run(0, 0, range(1)), Run(1, 0, range(3))])
+    decoder.settle()
     assert decoder.n_searched == 4
     together.memory.seq_rm(0, -1, -1)
     decoder.decode([Run(0, 0, np.arange(2).tolist())])
+    decoder.settle()
     assert decoder.n_searched == 4 + 5  # cell 0, past 1 to 3, cell 4
