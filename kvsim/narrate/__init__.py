@@ -27,7 +27,8 @@ class Narration:
     ``call`` and ``short`` name it in full and for a list; ``verdict`` is what it answered ("" if nothing) and
     ``failed`` whether that is a refusal or a failure. ``kind`` and ``mark`` choose the sign on a timeline.
     ``sentence`` says what happened; ``ubatches`` the same for each ubatch of a decode; ``shortage`` is the
-    arithmetic behind a decode that found no slot.
+    arithmetic behind a decode that found no slot; ``meaning`` the cause of a message, how to see it and what
+    to do.
     """
 
     call: str
@@ -39,6 +40,7 @@ class Narration:
     sentence: str
     ubatches: list[str] = field(default_factory=list)
     shortage: Shortage | None = None
+    meaning: dict[str, str] = field(default_factory=dict)
 
 
 def narrate(
@@ -67,9 +69,8 @@ def narrate(
         ubatches = [decode.ubatch_sentence(u, placed, owners) for u in range(len(placed))]
     else:
         text = _edit(step, Edit(before, after, owners))
-    return Narration(
-        calls.call(step), calls.short_call(step), verdict, failed, kind, mark, text, ubatches, why
-    )
+    names = calls.call(step), calls.short_call(step)
+    return Narration(*names, verdict, failed, kind, mark, text, ubatches, why, logs.meaning(step))
 
 
 def _decode(

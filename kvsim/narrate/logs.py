@@ -49,11 +49,21 @@ def seen(step: Step, edit: Edit) -> str:
 
 def said(step: Step, edit: Edit) -> str:
     """The message, and what the table says of it."""
-    text = f"The log says: “{step.args['text']}”."
-    if step.args["explanation"] not in _KNOWN:
-        return text
+    told = meaning(step)
+    return f"{quoted(step)} {told['cause']} What to do: {told['remedy']}" if told else quoted(step)
+
+
+def quoted(step: Step) -> str:
+    """The message alone."""
+    return f"The log says: “{step.args['text']}”."
+
+
+def meaning(step: Step) -> dict[str, str]:
+    """What the table says of a message: ``cause``, ``see`` and ``remedy``; empty for other steps."""
+    if step.op != "said" or step.args["explanation"] not in _KNOWN:
+        return {}
     entry = explanation_by_id(step.args["explanation"])
-    return f"{text} {entry.cause} What to do: {entry.remedy}"
+    return {"cause": entry.cause, "see": entry.see, "remedy": entry.remedy}
 
 
 def is_failure(step: Step) -> bool:

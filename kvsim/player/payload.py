@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from kvsim.changes import OWNERS, POS, SHIFT, TOK, Cells, Lane, Picture, PictureReader, X, Y, changed_cells
 from kvsim.narrate import Narration, Placement, narrate, placements
+from kvsim.narrate.logs import quoted
 from kvsim.trace import Header, Step
 
 FORMAT = 1
@@ -115,6 +116,8 @@ class Packer:
             "mark": words.mark,
             "say": words.sentence,
         }
+        if words.meaning:  # it stands beside the message, part by part
+            packed["say"], packed["means"] = quoted(step), words.meaning
         changes = self._changes(before, after)
         if changes:
             packed["d"] = changes

@@ -303,3 +303,29 @@ def test_packing_stops_where_the_recording_does() -> None:
     for step in list(trace)[:10]:
         packer.add(step)
     assert [s["i"] for s in packer.payload()["steps"]] == list(range(10))
+
+
+def test_more_of_the_same_recording_leaves_the_player_where_it_is(show) -> None:
+    """A recording that is still being read comes in parts: the step, the speed and what is selected stay."""
+    whole = payload_of(KV)
+    page = show({**whole, "steps": whole["steps"][:10]}, at=7)
+    page.evaluate(
+        "p => { kvsim.player.setSpeed(0.25); kvsim.player.select({lane: 0, cell: 3}); kvsim.extend(p) }",
+        whole,
+    )
+    assert number(page) == "7"
+    assert page.evaluate("kvsim.player.model.nSteps") == len(whole["steps"])
+    assert page.evaluate("[kvsim.player.speed, kvsim.player.selected.cell, kvsim.player.playing]") == [
+        0.25,
+        3,
+        False,
+    ]
+    assert page.evaluate(DIGEST, [7, 84]) == [digests(KV)[7], digests(KV)[84]]
+
+
+def test_a_player_that_plays_goes_on_over_the_end_of_a_part(show) -> None:
+    whole = payload_of(KV)
+    page = show({**whole, "steps": whole["steps"][:10]}, at=7)
+    page.evaluate("p => { kvsim.player.play(); kvsim.extend(p) }", whole)
+    assert page.evaluate("kvsim.player.playing")
+    until(page, "kvsim.player.at > 10")

@@ -68,7 +68,8 @@ export class Dock {
     });
     const bad = el("span", "kv-mark kv-bad", "✕ refused");
     const hazard = model.steps.some((s) => s.hazards) ? el("span", "kv-mark kv-amber", "▲ hazard") : null;
-    this.marks.replaceChildren(...[...items, model.steps.some((s) => s.bad) ? bad : null, hazard].filter(Boolean));
+    const message = model.steps.some((s) => s.means) ? el("span", "kv-mark kv-amber", "▲ message") : null;
+    this.marks.replaceChildren(...[...items, model.steps.some((s) => s.bad) ? bad : null, hazard, message].filter(Boolean));
   }
 }
 

@@ -1,10 +1,25 @@
-// The hazards of a step below the picture, where the inspector is not in sight.
+// What a step has to say beside its sentence: the hazards it met, and what a message in a log means. It stands in the
+// inspector, and below the picture where the inspector is not in sight.
 
 import { el } from "./format.js";
 
-export function hazardNote({ title, text, consistent }) {
+function hazardNote({ title, text, consistent }) {
   return el("section", "kv-hazard", [el("h3", "", `▲ Hazard: ${title}`), text ? el("p", "", text) : null,
     consistent ? el("p", "kv-quiet", `consistent would be: ${consistent}`) : null]);
+}
+
+function meaning({ cause, see, remedy }) {
+  const line = (label, text) => el("p", "", [el("b", "", `${label}: `), el("span", "", text)]);
+  return el("section", "kv-hazard kv-meaning", [line("Cause", cause), line("To see it", see), line("What to do", remedy)]);
+}
+
+export function stepNotes(step) {
+  return [...(step.hazards ?? []).map(hazardNote), ...(step.means ? [meaning(step.means)] : [])];
+}
+
+// Whether a step is one to look at: it failed, met a hazard, or is a message that has a meaning.
+export function isTrouble(step) {
+  return !!(step.bad || step.hazards || step.means);
 }
 
 export class HazardNotes {
@@ -13,6 +28,6 @@ export class HazardNotes {
   }
 
   draw(step) {
-    this.root.replaceChildren(...(step.hazards ?? []).map(hazardNote));
+    this.root.replaceChildren(...stepNotes(step));
   }
 }

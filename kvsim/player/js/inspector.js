@@ -6,7 +6,7 @@ import { legend } from "./legend.js";
 import { dial } from "./lens.js";
 import { AWAITED } from "./lane.js";
 import { MANY } from "./layout.js";
-import { hazardNote } from "./hazards.js";
+import { stepNotes } from "./hazards.js";
 
 export class Inspector {
   constructor(player) {
@@ -19,7 +19,7 @@ export class Inspector {
     const target = hovered ?? selected ?? lookedAt;
     const parts = [];
     const many = model.total >= MANY, wide = this.player.root.classList.contains("kv-wide");
-    for (const hazard of frame.step.hazards ?? []) parts.push(hazardNote(hazard));
+    parts.push(...stepNotes(frame.step));
     if (frame.step.why && !target) parts.push(...this._shortage(frame.step.why));
     if (target?.cell != null) parts.push(...this._cell(target, frame));
     else if (target?.seq != null) parts.push(this._sequence(target.seq, frame));

@@ -4,7 +4,7 @@ import { el } from "./format.js";
 
 export const KEYS = [
   ["space", "play, pause"], ["← →", "step"], ["shift ← →", "ubatch"], ["home, end", "first, last step"],
-  [", .", "slower, faster"], ["[ ]", "previous, next failure or hazard"], ["tab, arrows in the grid", "move over cells; enter selects"],
+  [", .", "slower, faster"], ["[ ]", "previous, next failure, hazard or message"], ["tab, arrows in the grid", "move over cells; enter selects"],
   ["l", "label: position, sequence, token, shift"], ["1 – 9", "focus part or stream; 0 fits"], ["+ −", "larger, smaller cells"],
   ["f", "only the selected sequence"], ["g", "go to operation"], ["esc", "leave selection, lens, menu"], ["?", "this table"],
 ];

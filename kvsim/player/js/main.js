@@ -3,7 +3,8 @@
 // options: at (first step), theme ("light" | "dark" | "auto"), onAt(step) called when the step changes,
 // height (CSS length). board: the page around has things of its own beside and above the stage, for which it says
 // --kvs-left, --kvs-top and --kvs-right. plain: neither dock nor inspector. onPick(cells): a click picks a cell
-// instead of selecting it, as [lane, cell] in order. Returns {player, update(payload, options), destroy()}.
+// instead of selecting it, as [lane, cell] in order. Returns {player, update(payload, options), extend(payload),
+// destroy()}.
 
 import { Model } from "./model.js";
 import { Theme } from "./theme.js";
@@ -16,6 +17,7 @@ import { Motion } from "./motion.js";
 import { askStep, helpTable, onKey } from "./keyboard.js";
 import { MANY } from "./layout.js";
 import { Picks } from "./picks.js";
+import { isTrouble } from "./hazards.js";
 import { el } from "./format.js";
 
 const LABELS = ["position", "sequence", "token", "shift"];
@@ -83,6 +85,17 @@ export class Player {
       this.layOut();
     }
     if (options.theme) this.setTheme(options.theme);
+  }
+
+  // More of the same recording, which is still being read: stays at its step and plays on.
+  extend(payload) {
+    const { at, playing, selected, focus, pitch } = this;
+    this.pause();
+    this.hovered = this.lookedAt = this.cursor = null;
+    this._build(payload);
+    Object.assign(this, { selected, focus, pitch, first: at });
+    this.layOut();
+    if (playing) this.play();
   }
 
   // What a replay has to say per step: {step: {hazards, graph}}. It may come after the recording is shown.
@@ -228,7 +241,7 @@ export class Player {
 
   nextTrouble(direction) {
     for (let i = this.at + direction; i >= 0 && i < this.model.nSteps; i += direction) {
-      if (this.model.steps[i].bad || this.model.steps[i].hazards) return this.go(i);
+      if (isTrouble(this.model.steps[i])) return this.go(i);
     }
     return null;
   }
@@ -355,5 +368,5 @@ export class Player {
 
 export function mount(parent, payload, options = {}) {
   const player = new Player(parent, payload, options);
-  return { player, update: (next, more) => player.update(next, more), destroy: () => player.destroy() };
+  return { player, update: (next, more) => player.update(next, more), extend: (more) => player.extend(more), destroy: () => player.destroy() };
 }

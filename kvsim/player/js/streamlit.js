@@ -16,8 +16,11 @@ export default function component({ parentElement, data, setStateValue }) {
   } else if (entry.key !== data.key) {
     entry.handle.update(JSON.parse(data.payload), { at: data.from ?? data.at });
     if (data.from != null && data.from < data.at) entry.handle.player.play();
+  } else if (entry.payload !== data.payload) {
+    entry.handle.extend(JSON.parse(data.payload));
   }
   entry.key = data.key;
+  entry.payload = data.payload;
   const { picks } = data.options;
   entry.handle.player.picks.limit = picks;
   entry.handle.player.options.onPick = picks ? (cells) => setStateValue("picked", { key: data.key, cells }) : null;

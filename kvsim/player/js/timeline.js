@@ -103,7 +103,7 @@ export class Timeline {
       if (tall) bar(ctx, theme, tall, x, 2, false);
       else if (steps.length) { ctx.fillStyle = theme[steps[0].kind]; ctx.fillRect(x - 1, AXIS - 8, 2, 2); }
       if (steps.some((s) => s.bad)) cross(ctx, theme, x);
-      if (steps.some((s) => s.hazards)) warning(ctx, theme, x, steps.some((s) => s.bad));
+      if (steps.some((s) => s.hazards || s.means)) warning(ctx, theme, x, steps.some((s) => s.bad));
     }
   }
 
@@ -187,7 +187,7 @@ function mark(ctx, theme, step, x, unit) {
   if (step.kind === "decode" && step.n) bar(ctx, theme, step.n, x, w, step.bad);
   else sign(ctx, step.mark, step.bad ? theme.fail : theme[step.kind], x, AXIS - 6, Math.min(4, Math.max(1.5, unit * 0.3)));
   if (step.bad) cross(ctx, theme, x);
-  if (step.hazards) warning(ctx, theme, x, step.bad);
+  if (step.hazards || step.means) warning(ctx, theme, x, step.bad);
 }
 
 // The sign of an operation, centred at (x, y), about 2s wide. The legend uses the same.
