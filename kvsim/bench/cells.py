@@ -18,6 +18,7 @@ import numpy as np
 from kvsim.batch import Batch, Ubatch
 from kvsim.bench.measure import Goal, Row, median_of, seconds_of, side_by_side
 from kvsim.bench.tensors import defrag_row, shift_row, stream_copy_row
+from kvsim.caches.factory import LeafFactory
 from kvsim.caches.kv import KVCache
 from kvsim.context import Context
 from kvsim.lanes.library import LaneError, find_library
@@ -91,9 +92,9 @@ def params_for(n_cells: int) -> ContextParams:
     )
 
 
-def filled(params: ContextParams, n: int, seqs: Sequence[int] = (0,)) -> Context:
-    """A context of which ``n`` cells hold tokens, dealt out to ``seqs`` in turn."""
-    context = Context(tiny_model(MODEL).params(), params)
+def filled(params: ContextParams, n: int, seqs: Sequence[int] = (0,), data: bool = False) -> Context:
+    """A context of which ``n`` cells hold tokens, dealt out to ``seqs`` in turn; ``data``: with rows."""
+    context = Context(tiny_model(MODEL).params(), params, leaves=LeafFactory(data=data))
     step = context.resolved.n_batch
     for at in range(0, n, step):
         rows = np.arange(at, min(at + step, n))

@@ -99,15 +99,17 @@ def side_by_side(ours: Step, reference: Step, times: int) -> tuple[float, float]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 
 
-def beside_copy(ours: Step, n_bytes: int, times: int) -> tuple[float, float]:
-    """Median seconds of ``ours``, and of a plain copy of ``n_bytes``.
-
-    The copy is one of 64 MiB, scaled: it comes from memory like the rows of a large cache, not from the
-    processor's cache.
-    """
+def plain_copy() -> Step:
+    """A copy of :data:`COPIED` bytes, to be scaled: it comes from memory like the rows of a large cache, not
+    from the processor's cache."""
     source, target = np.zeros(COPIED, np.uint8), np.ones(COPIED, np.uint8)
     source.fill(1)  # zeros that were never written are no memory yet
-    seconds, copying = side_by_side(ours, lambda: np.copyto(target, source), times)
+    return lambda: np.copyto(target, source)
+
+
+def beside_copy(ours: Step, n_bytes: int, times: int) -> tuple[float, float]:
+    """Median seconds of ``ours``, and of a plain copy of ``n_bytes``."""
+    seconds, copying = side_by_side(ours, plain_copy(), times)
     return seconds, copying * n_bytes / COPIED
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.bench.measure import Goal, Row, Step, beside_copy, side_by_side
+from kvsim.bench.measure import Goal, Row, Step, beside_copy, median_of, side_by_side
 from kvsim.memory import IntArray
 from kvsim.models.cache_spec import LayerSpec
 from kvsim.models.cache_types import CACHE_TYPES, CacheType, cache_type
@@ -20,7 +20,7 @@ from kvsim.tensors.attention import attention
 from kvsim.tensors.codecs import U8, decode, encode
 from kvsim.tensors.indexer import index_scores, select
 from kvsim.tensors.rope import Rope
-from kvsim.tensors.shift import KeyShift
+from kvsim.tensors.shift import BLOCK_BYTES, KeyShift
 from kvsim.tensors.store import KVStore
 
 N_CELLS = 131_072
@@ -41,6 +41,9 @@ def tensors_table(n_cells: int = N_CELLS, repeats: int = REPEATS) -> Iterator[Ro
             if not (neox and kind.is_quantized):  # one matrix turns either pairing
                 yield shift_row(kind, n_cells, repeats, neox)
     yield shift_row(cache_type("f16"), n_cells, repeats, share=0.5)
+    for kind in CACHE_TYPES.values():
+        if not kind.is_quantized:
+            yield torch_shift_row(kind, n_cells, repeats)
     yield defrag_row(n_cells, repeats)
     yield stream_copy_row(n_cells, repeats)
     for kind in CACHE_TYPES.values():
@@ -49,9 +52,9 @@ def tensors_table(n_cells: int = N_CELLS, repeats: int = REPEATS) -> Iterator[Ro
     yield indexer_row(n_cells // 16, repeats)
 
 
-def rows_of(kind: CacheType, n: int) -> U8:
-    """``n`` random rows, of which 256 are different."""
-    some = encode(kind.name, np.random.default_rng(0).normal(size=(min(n, 256), N_HEAD * HEAD)))
+def rows_of(kind: CacheType, n: int, width: int = N_HEAD * HEAD) -> U8:
+    """``n`` random rows of ``width`` values, of which 256 are different."""
+    some = encode(kind.name, np.random.default_rng(0).normal(size=(min(n, 256), width)))
     return np.tile(some, (-(-n // len(some)), 1))[:n]
 
 
@@ -62,9 +65,35 @@ def shift_row(kind: CacheType, n_cells: int, repeats: int, neox: bool = False, s
     moved = np.arange(n_cells) < share * n_cells
     shift = np.where(moved, -7, 0).astype(np.int32)
     times = beside_copy(lambda: key.apply(rows, shift), int(moved.sum()) * rows.shape[1], repeats)
-    pairing = "quantised" if kind.is_quantized else "halves" if neox else "neighbours"
     which = "" if share == 1 else f", {share:.0%} of the cells"
-    return Row(f"K-shift, {kind.name} ({pairing}){which}", times[0], PLAIN_COPY, times[1], COPY_GOAL)
+    return Row(
+        f"K-shift, {kind.name} ({pairing(kind, neox)}){which}", times[0], PLAIN_COPY, times[1], COPY_GOAL
+    )
+
+
+def pairing(kind: CacheType, neox: bool = False) -> str:
+    """How values pair up for turning; one matrix turns quantised rows of either pairing."""
+    return "quantised" if kind.is_quantized else "halves" if neox else "neighbours"
+
+
+def torch_shift_row(kind: CacheType, n_cells: int, repeats: int) -> Row:
+    """A K-shift of all rows, beside the same turn with torch's own operations (in float32), block by block."""
+    rows = rows_of(kind, n_cells)
+    key, shift = KeyShift(kind, N_HEAD, HEAD, Rope(n_rot=HEAD)), np.full(n_cells, -7, np.int32)
+    name, torch = f"K-shift, {kind.name} (neighbours), beside torch", torch_if_installed()
+    if torch is None:
+        return Row(name, median_of(lambda: key.apply(rows, shift), repeats), "torch (not installed)")
+    cos, sin = (torch.from_numpy(table).float() for table in key.rope.cos_sin([-7]))
+    factor = torch.complex(cos, sin)
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind.name]
+    theirs = torch.from_numpy(rows.copy()).view(dtype).view(-1, N_HEAD, HEAD // 2, 2)
+
+    def turn() -> None:
+        for block in theirs.split(BLOCK_BYTES // (4 * N_HEAD * HEAD)):
+            block.copy_(torch.view_as_real(torch.view_as_complex(block.float()) * factor))
+
+    ours, reference = side_by_side(lambda: key.apply(rows, shift), turn, repeats)
+    return Row(name, ours, "torch", reference)
 
 
 def _store(n_cells: int, n_stream: int) -> KVStore:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -45,13 +46,16 @@ def bench_command(
     # here, so that other commands don't wait for what only this one needs
     from kvsim.bench.cells import cells_table
     from kvsim.bench.tensors import tensors_table
+    from kvsim.bench.upstream import upstream_table
 
     rows: list[Row] = []
     try:
         if part is Part.ENGINE:
             measured = _engine_table(size, lib)
+        elif part is Part.CELLS:
+            measured = cells_table(size, lib)
         else:
-            measured = cells_table(size, lib) if part is Part.CELLS else tensors_table(size)
+            measured = chain(tensors_table(size), upstream_table(size // 2, lib))
         with stderr().status("measuring") as status:
             for row in measured:
                 rows.append(row)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvsim.models.cache_types import cache_type
-from kvsim.tensors.half import float_to_half, half_to_float
+from kvsim.tensors.half import brain_to_float, float_to_brain, float_to_half, half_to_float
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -74,23 +74,6 @@ def decode(type_name: str, raw: U8) -> F32:
 
 def _bytes_of(values: NDArray[np.generic]) -> U8:
     return np.ascontiguousarray(values).view(np.uint8)
-
-
-def _encode_bf16(x: F32) -> U8:
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    rounded = bits >> 16
-    np.bitwise_and(rounded, 1, out=rounded)  # odd: a tie rounds up
-    np.add(rounded, 0x7FFF, out=rounded)
-    np.add(rounded, bits, out=rounded)
-    np.right_shift(rounded, 16, out=rounded)
-    nan = np.isnan(x)
-    if nan.any():
-        rounded[nan] = bits[nan] >> 16 | 64
-    return _bytes_of(rounded.astype(np.uint16))
-
-
-def _decode_bf16(raw: U8) -> F32:
-    return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 # -- the fields of a quantised block ---------------------------------------------------------------
@@ -255,7 +238,7 @@ def encode_iq4_nl_for_model_file(rows: ArrayLike) -> U8:
 _ENCODERS: dict[str, Callable[[F32], U8]] = {
     "f32": _bytes_of,
     "f16": _half,
-    "bf16": _encode_bf16,
+    "bf16": lambda x: float_to_brain(x).view(np.uint8),
     "q8_0": _encode_q8_0,
     "q4_0": lambda x: _encode_signed(x, 4),
     "q4_1": lambda x: _encode_affine(x, 4),
@@ -267,7 +250,7 @@ _ENCODERS: dict[str, Callable[[F32], U8]] = {
 _DECODERS: dict[str, Callable[[U8], F32]] = {
     "f32": lambda raw: raw.view(np.float32),
     "f16": _unhalf,
-    "bf16": _decode_bf16,
+    "bf16": lambda raw: brain_to_float(raw.view(np.uint16)),
     "q8_0": lambda raw: _scaled(raw[..., 2:].view(np.int8), _unhalf(raw[..., :2])),
     "q4_0": lambda raw: _scaled(_unnibble(raw[..., 2:]), _unhalf(raw[..., :2]), 8),
     "q4_1": lambda raw: _scaled(_unnibble(raw[..., 4:]), _unhalf(raw[..., :2])) + _unhalf(raw[..., 2:4]),

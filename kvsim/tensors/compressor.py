@@ -44,9 +44,10 @@ class CompressorState:
 def add_position_bias(score: Floats, ape: Floats, state_pos: IntArray) -> Floats:
     """Add to each token's score ``[token, n_state]`` the bias of its place in the block, ``ape[ratio]``.
 
-    ``state_pos`` is the plan's; it has no entry for a token at a negative position (llama.cpp aborts).
+    ``state_pos`` is the plan's. It has no entry for a token at position -1: the biases of the others are then
+    used over and over again, which must come out even (upstream: ``ggml_add``).
     """
-    biased: Floats = score + ape[state_pos]
+    biased: Floats = score + np.tile(ape[state_pos], (len(score) // len(state_pos), 1))
     return biased
 
 

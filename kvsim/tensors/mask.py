@@ -48,11 +48,12 @@ def attention_mask(
     """
     mask = np.empty((len(row_pos), len(pos)), np.bool_)
     causal = causal or (non_causal is NonCausal.SWA_ONLY and swa_type is SwaType.NONE)
-    for s in np.unique(row_seq):
-        rows = np.flatnonzero(row_seq == s)
+    seqs = set(row_seq.tolist())
+    for s in seqs:
+        rows = np.flatnonzero(row_seq == s) if len(seqs) > 1 else np.arange(len(mask))
         p = row_pos[rows].astype(np.int64)
         lo, hi = _visible_interval(p, swa_type, n_swa, causal, span=non_causal is NonCausal.SWA_FULL)
-        owned = _owned(seq, int(s))
+        owned = _owned(seq, s)
         # Cells at a row's own position depend on the row if they have a place in an image.
         seen_by_all = hi.min() if cell_xy is None else hi.min() - 1
         always = owned & (pos >= lo.max()) & (pos <= seen_by_all)

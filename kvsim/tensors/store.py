@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from kvsim.errors import CacheUsageError
 from kvsim.memory import IntArray
@@ -35,6 +35,9 @@ POISON = 0xFF
 
 MOVE_BLOCK = 256
 """Rows gathered at a time when single cells are moved."""
+
+RUN_BYTES = 4096
+"""From this length of the average run on, runs are copied one by one."""
 
 
 class KVStore:
@@ -225,16 +228,16 @@ def key_shift(layer: LayerSpec, spec: CacheSpec, context: ResolvedContext) -> Ke
 
 
 def _move(rows: U8, src: IntArray, dst: IntArray) -> None:
-    """Copy rows, run by run if they lie together, else through a small buffer."""
-    ends = np.flatnonzero((np.diff(src) != 1) | (np.diff(dst) != 1)) + 1
-    starts = np.concatenate([[0], ends])
-    if len(starts) * 4 <= len(src):
-        for at, end in zip(starts, [*ends, len(src)], strict=True):
-            n = end - at
-            rows[dst[at] : dst[at] + n] = rows[src[at] : src[at] + n]
+    """Copy rows: run by run if they lie together, else gathered and scattered some at a time."""
+    width = rows.shape[1]
+    starts = np.concatenate([[0], np.flatnonzero((np.diff(src) != 1) | (np.diff(dst) != 1)) + 1])
+    if len(src) * width >= RUN_BYTES * len(starts):
+        memory = rows.reshape(-1).data  # a slice of it costs less than one of the array
+        reads, writes = src[starts].tolist(), dst[starts].tolist()
+        lengths = np.diff([*starts, len(src)]).tolist()
+        for read, write, n in zip(reads, writes, lengths, strict=True):
+            memory[write * width : (write + n) * width] = memory[read * width : (read + n) * width]
         return
-    buffer = np.empty((MOVE_BLOCK, rows.shape[1]), np.uint8)
+    whole = rows.view(f"V{width}")[:, 0]  # numpy copies an item at once, a row value by value
     for at in range(0, len(src), MOVE_BLOCK):
-        part = src[at : at + MOVE_BLOCK]
-        held: NDArray[np.uint8] = np.take(rows, part, axis=0, out=buffer[: len(part)], mode="clip")
-        rows[dst[at : at + MOVE_BLOCK]] = held
+        whole[dst[at : at + MOVE_BLOCK]] = whole[src[at : at + MOVE_BLOCK]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvsim.tensors.half import BLOCK, FEW, float_to_half, half_to_float
+from kvsim.tensors.half import BLOCK, FEW, brain_to_float, float_to_brain, float_to_half, half_to_float
 
 EVERY_HALF = np.arange(1 << 16, dtype=np.uint16)
 WIDE = EVERY_HALF.view(np.float16).astype(np.float32)
@@ -45,6 +45,18 @@ def test_infinities_and_nan_survive() -> None:
     assert back[0] == 1
     assert back[[1, 2, 4]].tolist() == [np.inf, -np.inf, np.inf]
     assert np.isnan(back[3])
+
+
+def test_results_go_where_they_are_wanted() -> None:
+    values = np.arange(2 * FEW, dtype=np.float32)
+    bits, back = np.empty(2 * FEW, np.uint16), np.empty(2 * FEW, np.float32)
+    for narrow, widen, exact in ((float_to_half, half_to_float, 2048), (float_to_brain, brain_to_float, 256)):
+        assert narrow(values, out=bits) is bits
+        assert widen(bits, out=back) is back
+        assert np.array_equal(back[: exact + 1], values[: exact + 1])
+        assert back[exact + 1] == exact  # halfway to the next: to the even one
+    with pytest.raises(ValueError, match="must be contiguous"):
+        float_to_half(values, out=np.empty(4 * FEW, np.uint16)[::2])
 
 
 def test_nothing_to_convert() -> None:

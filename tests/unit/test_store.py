@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvsim.errors import CacheUsageError
 from kvsim.models.cache_spec import LayerSpec
 from kvsim.models.cache_types import CACHE_TYPES, cache_type
+from kvsim.tensors import store as store_module
 from kvsim.tensors.rope import Rope
 from kvsim.tensors.shift import KeyShift
 from kvsim.tensors.store import KVStore
@@ -173,12 +174,17 @@ def test_poison_is_nan_in_every_type(kind: str) -> None:
 
 
 @LAYOUTS
+@pytest.mark.parametrize("run_bytes", [1, 1 << 20], ids=["run by run", "gathered"])
 @pytest.mark.parametrize(
     ("src", "dst"),
-    [([4, 5, 6, 7], [0, 1, 2, 3]), ([7, 1, 4], [0, 2, 6]), ([], [])],
-    ids=["run", "single", "none"],
+    [([4, 5, 6, 7], [0, 1, 2, 3]), ([5, 6, 1, 2], [3, 4, 7, 0]), ([7, 1, 4], [0, 2, 6]), ([], [])],
+    ids=["run", "runs that part", "single", "none"],
 )
-def test_moved_cells_take_their_rows_along(v_trans: bool, src: list[int], dst: list[int]) -> None:
+def test_moved_cells_take_their_rows_along(
+    v_trans: bool, run_bytes: int, src: list[int], dst: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "RUN_BYTES", run_bytes)
+    monkeypatch.setattr(store_module, "MOVE_BLOCK", 3)
     kv = store(v_trans=v_trans)
     kv.encode_k(0, 1, slice(None), rows(SIZE))
     kv.encode_v(0, 1, slice(None), rows(SIZE))
