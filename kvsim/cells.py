@@ -26,6 +26,8 @@ from kvsim.memory import MAX_SEQ, POS_INF, BoolArray, IntArray
 from kvsim.seq_ranges import PositionIndex, SeqRanges
 
 WORD_BITS = 64
+FEW = 512
+"""Cells of which looking at each costs less than being clever."""
 Words = NDArray[np.uint64]
 Index = NDArray[np.intp] | slice
 Change = Callable[[PositionIndex, int, IntArray, IntArray], None]
@@ -50,19 +52,24 @@ def ids_of_words(words: Iterable[int]) -> list[int]:
     return ids
 
 
+_BITS = tuple(np.uint64(1 << bit) for bit in range(WORD_BITS))
+
+
 def bit_of(s: int) -> tuple[int, np.uint64]:
     """Where the owner bit of ``s`` is: the word, and the bit in it."""
     word, bit = divmod(s, WORD_BITS)
-    return word, np.uint64(1 << bit)
+    return word, _BITS[bit]
 
 
 def where(mask: BoolArray) -> IntArray:
     """The cells a mask selects. One run of cells, which is what a sequence mostly is, is found faster."""
+    if len(mask) <= FEW:
+        return mask.nonzero()[0].astype(np.int32)
     n = int(np.count_nonzero(mask))
     first = int(mask.argmax()) if n else 0
     if mask[first : first + n].all():
         return np.arange(first, first + n, dtype=np.int32)
-    return np.flatnonzero(mask).astype(np.int32)
+    return mask.nonzero()[0].astype(np.int32)
 
 
 def index_of(cells: IntArray) -> Index:
@@ -165,6 +172,15 @@ class CellTable:
     def sequences(self) -> list[int]:
         """Every sequence that some cell carries, ascending."""
         return self._kept.sequences()
+
+    def count(self, s: int) -> int:
+        """How many cells carry ``s``, as it is kept while no position was negative."""
+        return self._ranges.count(s)
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether a position was ever negative, so that llama.cpp's own index is kept (R21)."""
+        return self._literal is not None
 
     def single_owner(self, s: int, lo: int, hi: int) -> BoolArray:
         """Which cells of [lo, hi) carry ``s`` and nobody else."""

@@ -61,14 +61,18 @@ class StatePart:
     def __init__(self, histories: Histories) -> None:
         self.histories = histories
         self.held: dict[int, list[tuple[int, int]]] = {}  # seq -> (pos, instance), in order of decoding
+        self._known: dict[int, tuple[list[tuple[int, int]], int, int]] = {}
 
     def state(self, seq: int) -> State:
         tokens = self.held.get(seq)
         if not tokens:
             return NO_STATE
-        history = 0
-        for _, instance in tokens:
+        before, n, history = self._known.get(seq, (tokens, 0, 0))
+        if before is not tokens:  # lists are replaced, or grow
+            n, history = 0, 0
+        for _, instance in tokens[n:]:
             history = self.histories.after(history, instance)
+        self._known[seq] = tokens, len(tokens), history
         return State(tokens[-1][0], history)
 
     def write(self, seqs: Iterable[int], pos: int, instance: int, place: tuple[int, int] = (0, 0)) -> None:

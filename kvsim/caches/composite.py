@@ -7,6 +7,7 @@ for, whose positions count, and what a saved state holds. Everything else follow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from kvsim.batch import BatchAllocator, Ubatch
@@ -45,8 +46,12 @@ class CompositeMemory(Memory):
         self.parts = dict(parts)
         self.n_seq_max = n_seq_max
 
-    def leaves(self) -> dict[str, Leaf]:
+    @cached_property
+    def _leaves(self) -> dict[str, Leaf]:
         return {name: leaf for part in self.parts.values() for name, leaf in part.leaves().items()}
+
+    def leaves(self) -> dict[str, Leaf]:
+        return self._leaves
 
     # -- preparing changes ---------------------------------------------------------------------
 

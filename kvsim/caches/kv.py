@@ -123,13 +123,18 @@ class KVCache(AttentionLeaf):
                 assert self.last_failure is not None
                 self.last_failure = replace(self.last_failure, ubatch=i, n_ubatches=len(ubatches))
                 break
+            slots.append(slot)
+            if i == len(ubatches) - 1 and self._only_fills(slot, ubatch):
+                undo.append((slot, list(self.heads), []))  # no search comes after it: nothing to try
+                purged.append({})
+                continue
             saved = [self.cells[st].save(part) for st, part in zip(slot.strm, slot.idxs, strict=True)]
             undo.append((slot, list(self.heads), saved))
-            slots.append(slot)
             purged.append(self._place(slot, ubatch, trial=True))
         for slot, heads, saved in reversed(undo):
-            for local, (stream, cells) in enumerate(zip(slot.strm, saved, strict=True)):
+            for stream, cells in zip(slot.strm, saved, strict=bool(saved)):
                 self.cells[stream].restore(cells)
+            for local, stream in enumerate(slot.strm):
                 self.heads[stream] = heads[local]
         for stream, (old, new) in enumerate(zip(old_heads, self.heads, strict=True)):
             if old != new:
@@ -137,6 +142,14 @@ class KVCache(AttentionLeaf):
         if before is not None:
             kv_hazards.after_prepare(self, ubatches, slots, purged, before)
         return slots if len(slots) == len(ubatches) else None
+
+    def _only_fills(self, slot: SlotInfo, ubatch: Ubatch) -> bool:
+        """Whether placing this ubatch and undoing it would leave all as it was: its cells are empty, and no
+        position is negative (cells R21)."""
+        return int(ubatch.pos0.min()) >= 0 and all(
+            not self.cells[stream].is_literal and bool((self.cells[stream].pos[part] == -1).all())
+            for stream, part in zip(slot.strm, slot.idxs, strict=True)
+        )
 
     def apply_ubatch(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
         """Place a ubatch (``apply_ubatch``) and return what its graph sees."""
@@ -432,13 +445,17 @@ class KVCache(AttentionLeaf):
     def snapshot_into(
         self, name: str, caches: dict[str, list[dict[str, Any]]], extra: dict[str, Any]
     ) -> dict[str, Any] | None:
-        caches[name] = [
-            {"head": head, "used": cells.used, "has_shift": cells.has_shift, "cells": cells.rows()}
-            for head, cells in zip(self.heads, self.cells, strict=True)
-        ]
+        caches[name] = self.records()
         if self.pending_copies:
             extra.setdefault("pending_copies", {})[name] = [list(pair) for pair in self.pending_copies]
         return None
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every stream as a picture has it."""
+        return [
+            {"head": head, "used": cells.used, "has_shift": cells.has_shift, "cells": cells.rows()}
+            for head, cells in zip(self.heads, self.cells, strict=True)
+        ]
 
     def check_integrity(self) -> None:
         for stream, cells in enumerate(self.cells):

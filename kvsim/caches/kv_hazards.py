@@ -81,21 +81,30 @@ def _positions(ubatch: Ubatch, seq: int) -> list[int]:
 def before_place(cache: KVCache, slot: SlotInfo, ubatch: Ubatch) -> None:
     """Cells that will not be what their new owner expects: position -1 is also the mark of an empty cell."""
     pos = ubatch.pos0.tolist()
-    seqs = sorted({s for p, ids in zip(pos, ubatch.seq_ids, strict=True) if p < 0 for s in ids})
-    if seqs:
+    if min(pos) < 0:
+        seqs = sorted({s for p, ids in zip(pos, ubatch.seq_ids, strict=True) if p < 0 for s in ids})
         cache._hazard("position-minus-one", seqs=seqs)
     for stream, part in zip(slot.strm, slot.idxs, strict=True):
         table = cache.cells[stream]
-        _warn_of_eviction(cache, stream, part, ubatch)
-        empty = part[table.pos[part] == -1]
-        half_alive = empty[table.seq[:, empty].any(axis=0)].tolist()
-        owners = sorted({s for i in half_alive for s in table.owners(i)})
-        if owners:
-            cache._hazard("cell-keeps-old-owner", stream, cells=half_alive, others=owners)
+        free = table.pos[part] == -1
+        if not free.all():
+            _warn_of_eviction(cache, stream, part, ubatch)
+        if table.is_literal:
+            _warn_of_old_owners(cache, stream, part[free])
         if not cache.writes_ext(ubatch):
+            empty = part[free]
             old = empty[table.tok[empty] != -1].tolist()
             if old:
                 cache._hazard("cell-keeps-old-token", stream, cells=old)
+
+
+def _warn_of_old_owners(cache: KVCache, stream: int, empty: IntArray) -> None:
+    """Cells that are empty by the only test, and yet have owners (cells R21)."""
+    table = cache.cells[stream]
+    half_alive = empty[table.seq[:, empty].any(axis=0)].tolist()
+    owners = sorted({s for i in half_alive for s in table.owners(i)})
+    if owners:
+        cache._hazard("cell-keeps-old-owner", stream, cells=half_alive, others=owners)
 
 
 def _warn_of_eviction(cache: KVCache, stream: int, part: IntArray, ubatch: Ubatch) -> None:

@@ -65,7 +65,7 @@ class SlotSearch:
                 found.append(taken)
                 missing -= len(taken)
                 lo, step = hi, step * 4
-        return np.concatenate(found)
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def find_run(self, n: int) -> IntArray:
         """The first run of ``n`` usable cells, which the historic allocator asked for; empty if none."""

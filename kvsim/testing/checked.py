@@ -38,8 +38,13 @@ from kvsim.testing.excuses import (
     concerns,
     named_by,
 )
-from kvsim.testing.ink import InkLeaves, InkNetwork, Ran, cells_of, states_of
+from kvsim.testing.ink import InkNetwork, Ran, states_of
+from kvsim.testing.ink_cache import InkCache, InkLeaves
+from kvsim.testing.look import Held, together
 from kvsim.testing.parts import parts_of, state_leaves, window_pair
+
+PROVED = 50
+"""After so many operations everything is proved anew, also what has not changed."""
 
 REHEARSED = 32
 """One in so many decodes is prepared on a copy first, and not carried out."""
@@ -90,6 +95,8 @@ class Checked:
             if isinstance(leaf, KVCache) and leaf.store is None
         }
         self.context.observe(self._listen)
+        self._caches = _ink_caches(self.memory)
+        self._agreed: dict[tuple[str, int], Agreed] = {}
         self.ops: list[Op] = []
         self.states: dict[int, Saved] = {}
         self.refusal: CacheUsageError | None = None
@@ -99,7 +106,16 @@ class Checked:
         self.n_pos = config.model.n_pos_per_embd
         self.n_batch = self.context.resolved.n_batch
         self.unified = self.context.resolved.kv_unified
+        self._look()
         self._before = self.memory.snapshot()
+
+    def _look(self) -> None:
+        """See what the cells are now: pictures, proofs and the ledger go by that."""
+        self._found: dict[str, Held] = {}
+        for name, cache in self._caches.items():
+            looks = cache.look()
+            if name in self.ledger.parts:
+                self._found[name] = together(looks)
 
     def _listen(self, event: Event) -> None:
         if self.watcher is not None:
@@ -158,9 +174,13 @@ class Checked:
         except CacheUsageError as refusal:
             self.refusal = refusal
         self.full = op.op == "decode" and ret == 1
+        self._look()
         self.memory.check_integrity()
+        if len(self.ops) % PROVED == 0:
+            for cache in self._caches.values():
+                cache.check_everything()
         after = self.memory.snapshot()
-        check_picture(after)
+        check_picture(after, self._before)
         self._check_refusal(op, ret, after)
         self._before = after
         if op.op == "decode":
@@ -282,11 +302,7 @@ class Checked:
             if hazard in LASTING or hazard in self._lasting:
                 named = named_by(event)
                 self._astray |= set(range(self.n_seq_max)) if -1 in named else named
-        found = {
-            name: cells_of(leaf)
-            for name, leaf in self.memory.leaves().items()
-            if isinstance(leaf, KVCache) and name in self.ledger.parts
-        }
+        found = self._found
         standing = self._refine_states()
         adopted = self._astray | {seq for name in found for seq in self._differing(name, found[name])}
         for name in found if adopted else ():
@@ -321,13 +337,18 @@ class Checked:
             part.adopt(seq, state)
         return set(found)
 
-    def _differing(self, name: str, found: Mapping[int, Sequence[Entry]]) -> Iterator[int]:
+    def _differing(self, name: str, found: Held) -> Iterator[int]:
         """The sequences for which one attention cache must be believed, since a hazard has explained it."""
         part = self.ledger.parts[name]
         assert isinstance(part, AttentionPart)
         for seq in found.keys() | part.held.keys():
-            missing, extra = part.difference(seq, found.get(seq, []), rows=name not in self._rowless)
+            entries, cells = part.held.get(seq), found.get(seq)
+            now = entries, len(entries or ()), cells
+            if not self.events and self._is_agreed(name, seq, now):
+                continue
+            missing, extra = part.difference(seq, cells or [], rows=name not in self._rowless)
             if not missing and not extra:
+                self._agreed[name, seq] = now
                 if any(self._explained(name, seq, hazard) for hazard in WINDOW_LOST):
                     yield seq
                 continue
@@ -338,10 +359,17 @@ class Checked:
                 )
             yield seq
 
+    def _is_agreed(self, name: str, seq: int, now: Agreed) -> bool:
+        """Whether ledger and cells were found to agree as they are now: lists of entries only grow."""
+        before = self._agreed.get((name, seq))
+        return before is not None and before[1] == now[1] and before[0] is now[0] and before[2] is now[2]
+
     def _explained(self, part: str, seq: int, hazard: str | None = None) -> bool:
         """Whether a hazard (or the one named) was reported for this part and sequence."""
         if hazard is None and seq in self._astray:
             return True
+        if not self.events:
+            return False
         return any(concerns(e, part, seq) for e in self.events if hazard in (None, e.detail["id"]))
 
     # -- refusals ------------------------------------------------------------------------------
@@ -359,7 +387,9 @@ class Checked:
         twin = copy.copy(self)
         self.context.observe(None)
         twin.context = copy.copy(self.context)
-        twin.context._memory = twin.memory = copy.deepcopy(self.memory)
+        specs = [cache.spec for cache in self._caches.values()]
+        twin.context._memory = twin.memory = copy.deepcopy(self.memory, {id(spec): spec for spec in specs})
+        twin._caches, twin._agreed = _ink_caches(twin.memory), {}
         twin.context.graphs = copy.deepcopy(self.context.graphs)
         self.context.observe(self._listen)
         twin.ledger = copy.deepcopy(self.ledger, {id(self.histories): self.histories})
@@ -384,6 +414,7 @@ class Checked:
             self.memory.init_batch(self.context.allocator, self.context.resolved.n_ubatch)
         except (BatchError, CacheUsageError):
             pass
+        self._look()
         after = self.memory.snapshot()
         self._check_no_trace(self._before, after)
         self._before = after
@@ -411,10 +442,20 @@ def _positions(held: Mapping[int, Sequence[Entry]], seq: int) -> Counter[int]:
     return Counter(e.pos for e in held.get(seq, ()))
 
 
-def check_picture(snapshot: Snapshot) -> None:
-    """What a picture says twice must agree."""
+Agreed = tuple[list[Entry] | None, int, list[Entry] | None]
+"""What a ledger holds of a sequence, how much that is, and what the cells hold."""
+
+
+def _ink_caches(memory: Memory) -> dict[str, InkCache]:
+    return {name: leaf for name, leaf in memory.leaves().items() if isinstance(leaf, InkCache)}
+
+
+def check_picture(snapshot: Snapshot, before: Snapshot) -> None:
+    """What a picture says twice must agree. What has not changed since ``before`` did."""
     for name, streams in snapshot.caches.items():
         for stream, record in enumerate(streams):
+            if record is before.caches[name][stream]:
+                continue
             cells = record["cells"]
             if record["used"] != len(cells):
                 raise CheckError(

@@ -18,7 +18,8 @@ from kvsim.ops import Op
 from kvsim.testing.cache_info import CacheInfo, Config
 from kvsim.testing.checked import Checked
 from kvsim.testing.excuses import concerns
-from kvsim.testing.ink import cells_of, states_of
+from kvsim.testing.ink import states_of
+from kvsim.testing.ink_cache import cells_of
 
 NO_ROW = -1
 """Stands for the token of a cell without a row behind it."""

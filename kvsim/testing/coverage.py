@@ -150,10 +150,11 @@ class StateSketch:
 
     def __init__(self, smallest: Iterable[int] = ()) -> None:
         self.smallest = sorted(set(smallest))[: self.KEPT]
+        self._last: dict[tuple[str, int], tuple[Any, int]] = {}
 
     def add(self, picture: Mapping[str, Any]) -> None:
         """Count this picture, tokens left aside: who sits where, at which position."""
-        value = _mix(hash(_shape(picture)))
+        value = _mix(hash((*self._streams(picture["caches"]), _states(picture["recurrent"]))))
         full = len(self.smallest) == self.KEPT
         if full and value >= self.smallest[-1]:
             return
@@ -162,6 +163,16 @@ class StateSketch:
             return
         self.smallest.insert(at, value)
         del self.smallest[self.KEPT :]
+
+    def _streams(self, caches: Mapping[str, Any]) -> Iterator[int]:
+        """The fingerprint of every stream; of one that is the very same record, the one it had."""
+        for name, streams in caches.items():
+            for i, stream in enumerate(streams):
+                record, value = self._last.get((name, i), (None, 0))
+                if record is not stream:
+                    value = hash((stream["head"], *((c[0], c[1], *c[2], -2, c[3]) for c in stream["cells"])))
+                    self._last[name, i] = stream, value
+                yield value
 
     def merge(self, other: StateSketch) -> None:
         self.smallest = sorted({*self.smallest, *other.smallest})[: self.KEPT]
@@ -174,17 +185,11 @@ class StateSketch:
         return int((self.KEPT - 1) * 2**64 / self.smallest[-1])
 
 
-def _shape(picture: Mapping[str, Any]) -> tuple[Any, ...]:
-    caches = tuple(
-        (stream["head"], *((c[0], c[1], *c[2], -2, c[3]) for c in stream["cells"]))
-        for streams in picture["caches"].values()
-        for stream in streams
-    )
-    recurrent = picture["recurrent"]
+def _states(recurrent: Mapping[str, Any] | None) -> tuple[Any, ...]:
     if recurrent is None:
-        return caches
+        return ()
     cells = tuple((c[1], c[2], c[3], c[4], *c[5]) for c in recurrent["cells"])
-    return (caches, recurrent["head"], tuple(recurrent["rs_idx"]), cells)
+    return (recurrent["head"], tuple(recurrent["rs_idx"]), cells)
 
 
 def _mix(value: int) -> int:

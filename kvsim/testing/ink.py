@@ -1,116 +1,22 @@
-"""Rows that say who they are, and a network that writes and reads them.
-
-Instead of keys, a row holds the number of the token instance it was made from and the position its key has
-been turned for. So what attention reads can be compared exactly, and a row that was never written, is
-stale, was zeroed or not turned is told apart from rounding.
-"""
+"""A network that writes ink instead of keys (:mod:`kvsim.testing.ink_cache`) and notes what it reads."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.batch import Ubatch
 from kvsim.caches.dsv4 import PlanView, RawView, per_sequence
-from kvsim.caches.factory import LeafFactory
 from kvsim.caches.kv import KVCache
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.recurrent import RecurrentMemory, RecurrentView
-from kvsim.ledger import Entry
 from kvsim.ledger_states import Histories, State
 from kvsim.memory import IntArray, View
-from kvsim.models.cache_spec import CacheSpec
-from kvsim.models.context_params import ResolvedContext
 from kvsim.tensors.recurrent_store import RecurrentStore
-from kvsim.tensors.store import KVStore
-
-INK_BYTES = 8
-"""A key row begins with two int32: the instance and the position it is turned for."""
-
-
-class InkStore(KVStore):
-    """The real store, whose first layer's keys begin with ink. A turn of keys adds to the second number."""
-
-    def __init__(self, spec: CacheSpec) -> None:
-        super().__init__(spec.layers, spec.n_stream, spec.size, spec.v_trans)
-        self._first = spec.layers[0].il
-        if self.k[self._first].shape[-1] < INK_BYTES:
-            raise ValueError(f"key rows of less than {INK_BYTES} bytes are too short for ink")
-        self._look_at_rows()
-
-    def _look_at_rows(self) -> None:
-        ink: NDArray[np.int32] = self.k[self._first][..., :INK_BYTES].view(np.int32)
-        self.instance, self.turned = ink[..., 0], ink[..., 1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> InkStore:
-        """A copy looks at its own rows."""
-        twin = copy.copy(self)
-        twin.k, twin.v = copy.deepcopy(self.k, memo), copy.deepcopy(self.v, memo)
-        twin._look_at_rows()
-        return twin
-
-    def apply_shift(self, shift: IntArray) -> None:
-        self.turned += shift
-
-    def write(self, rows: IntArray, instances: IntArray, pos: IntArray) -> None:
-        """Ink tokens into rows counted over all streams."""
-        stream, cell = np.divmod(rows, self.size)
-        self.instance[stream, cell] = instances
-        self.turned[stream, cell] = pos
-
-
-@dataclass(frozen=True)
-class InkLeaves(LeafFactory):
-    """Leaves with ink in their rows."""
-
-    data: bool = True
-
-    def kv(self, name: str, spec: CacheSpec, ctx: ResolvedContext) -> KVCache:
-        spec = replace(spec, size=self.sizes.get(name, spec.size))
-        return KVCache(spec, name, InkStore(spec) if spec.layers else None)
-
-
-def cells_of(cache: KVCache) -> dict[int, list[Entry]]:
-    """What the cells of a cache hold for every sequence, as the ledger would write it.
-
-    Rows are read as they will be once the queued stream copies have run.
-    """
-    held: dict[int, list[Entry]] = {}
-    store = cache.store if isinstance(cache.store, InkStore) else None
-    rows = _rows_after_copies(cache, store) if store is not None else None
-    two_d = cache.spec.n_pos_per_embd >= 3
-    for stream, table in enumerate(cache.cells):
-        n = table.used_max_p1
-        pos, shift = table.pos[:n].tolist(), table.shift[:n].tolist()
-        if rows is None:
-            instance = turned = [0] * n
-        else:
-            instance, turned = (rows[stream][k][:n].tolist() for k in range(2))
-        places = list(zip(table.y[:n].tolist(), table.x[:n].tolist(), strict=True)) if two_d else None
-        masks = table.seq[0, :n].tolist()
-        more = len(table.seq) > 1
-        for i in range(n):
-            if pos[i] == -1:
-                continue
-            place = places[i] if places else (0, 0)
-            entry = Entry(pos[i], instance[i], turned[i], shift[i], place, (stream, i))
-            mask = masks[i]
-            if more:
-                for s in table.owners(i):
-                    held.setdefault(s, []).append(entry)
-                continue
-            s = 0
-            while mask:
-                if mask & 1:
-                    held.setdefault(s, []).append(entry)
-                mask >>= 1
-                s += 1
-    return held
+from kvsim.testing.ink_cache import InkStore
 
 
 def inked(store: RecurrentStore) -> tuple[str, int]:
@@ -133,13 +39,6 @@ def states_of(memory: RecurrentMemory) -> dict[int, State]:
             history = int(rows[memory.rs_idx[seq] * memory.size + src]) if src >= 0 else 0
             states[seq] = State(memory.cells.pos[cell], history)
     return states
-
-
-def _rows_after_copies(cache: KVCache, store: InkStore) -> list[tuple[IntArray, IntArray]]:
-    rows = [(store.instance[s], store.turned[s]) for s in range(store.n_stream)]
-    for src, dst in cache.pending_copies:
-        rows[dst] = rows[src]
-    return rows
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 from kvsim.errors import KvsimError
 from kvsim.testing.coverage import RULES, StateSketch, unreached
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass

@@ -28,7 +28,7 @@ from kvsim.defrag import Defrag
 from kvsim.memory import BoolArray
 from kvsim.models.params import SwaType
 from kvsim.tensors.store import KVStore
-from kvsim.testing.ink import cells_of
+from kvsim.testing.ink_cache import cells_of
 from kvsim.window import masked
 
 N_SEQ = 3

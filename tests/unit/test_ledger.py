@@ -10,7 +10,7 @@ from kvsim.models.params import SwaType
 from kvsim.ops import Op
 from kvsim.testing.cache_info import CACHES
 from kvsim.testing.checked import Checked, CheckError
-from kvsim.testing.ink import cells_of
+from kvsim.testing.ink_cache import cells_of
 
 
 def part(streams: bool = False, swa: SwaType = SwaType.NONE, n_swa: int = 0) -> AttentionPart:

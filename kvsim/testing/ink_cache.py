@@ -1,0 +1,125 @@
+"""Attention caches whose rows say who they are, looked at anew only where something changed.
+
+Instead of keys, a row holds the number of the token instance it was made from and the position its key has
+been turned for. So what attention reads can be compared exactly, and a row that was never written, is
+stale, was zeroed or not turned is told apart from rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.caches.factory import LeafFactory
+from kvsim.caches.kv import KVCache
+from kvsim.errors import IntegrityError
+from kvsim.memory import IntArray
+from kvsim.models.cache_spec import CacheSpec
+from kvsim.models.context_params import ResolvedContext
+from kvsim.tensors.store import KVStore
+from kvsim.testing.look import NOTHING, Held, Ink, Look, look_at, prove, together
+
+INK_BYTES = 8
+"""A key row begins with two int32: the instance and the position it is turned for."""
+
+
+class InkStore(KVStore):
+    """The real store, whose first layer's keys begin with ink. A turn of keys adds to the second number."""
+
+    def __init__(self, spec: CacheSpec) -> None:
+        super().__init__(spec.layers, spec.n_stream, spec.size, spec.v_trans)
+        self._first = spec.layers[0].il
+        if self.k[self._first].shape[-1] < INK_BYTES:
+            raise ValueError(f"key rows of less than {INK_BYTES} bytes are too short for ink")
+        self._look_at_rows()
+
+    def _look_at_rows(self) -> None:
+        ink: NDArray[np.int32] = self.k[self._first][..., :INK_BYTES].view(np.int32)
+        self.instance, self.turned = ink[..., 0], ink[..., 1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InkStore:
+        """A copy looks at its own rows."""
+        twin = copy.copy(self)
+        twin.k, twin.v = copy.deepcopy(self.k, memo), copy.deepcopy(self.v, memo)
+        twin._look_at_rows()
+        return twin
+
+    def apply_shift(self, shift: IntArray) -> None:
+        self.turned += shift
+
+    def write(self, rows: IntArray, instances: IntArray, pos: IntArray) -> None:
+        """Ink tokens into rows counted over all streams."""
+        stream, cell = np.divmod(rows, self.size)
+        self.instance[stream, cell] = instances
+        self.turned[stream, cell] = pos
+
+
+@dataclass(frozen=True)
+class InkLeaves(LeafFactory):
+    """Leaves with ink in their rows."""
+
+    data: bool = True
+
+    def kv(self, name: str, spec: CacheSpec, ctx: ResolvedContext) -> KVCache:
+        spec = replace(spec, size=self.sizes.get(name, spec.size))
+        return InkCache(spec, name, InkStore(spec) if spec.layers else None)
+
+
+class InkCache(KVCache):
+    """The reference's cache. Its pictures and the proof of its invariants cost what has changed: a stream
+    in which no byte did is not looked at again. Both tell what the last :meth:`look` has seen."""
+
+    def __init__(self, spec: CacheSpec, name: str, store: InkStore | None) -> None:
+        super().__init__(spec, name, store)
+        self._looks = [NOTHING] * spec.n_stream
+        self._proved = [NOTHING] * spec.n_stream
+
+    def look(self) -> list[Look]:
+        """Look at every stream as it is now, with the rows that it will have once the queued copies have run."""
+        source = list(range(self.n_stream))
+        for src, dst in self.pending_copies:
+            source[dst] = source[src]
+        ink: Ink | None = None
+        for stream, before in enumerate(self._looks):
+            if isinstance(self.store, InkStore):
+                ink = self.store.instance[source[stream]], self.store.turned[source[stream]]
+            self._looks[stream] = look_at(self, stream, ink, before)
+        return self._looks
+
+    def records(self) -> list[dict[str, Any]]:
+        return [look.record for look in self._looks]
+
+    def check_integrity(self) -> None:
+        """The invariants of the streams that have changed."""
+        for stream, look in enumerate(self._looks):
+            if look is not self._proved[stream]:
+                try:
+                    prove(self.cells[stream], look)
+                except IntegrityError as err:
+                    raise IntegrityError(f"cache {self.name!r}, stream {stream}: {err}") from err
+                self._proved[stream] = look
+            if not 0 <= self.heads[stream] <= self.size:
+                raise IntegrityError(
+                    f"cache {self.name!r}, stream {stream}: head {self.heads[stream]} is outside"
+                )
+
+    def check_everything(self) -> None:
+        """All invariants as the reference proves them, and all pictures as it makes them. Raises
+        IntegrityError."""
+        super().check_integrity()
+        for stream, (record, look) in enumerate(zip(super().records(), self._looks, strict=True)):
+            if record != look.record:
+                raise IntegrityError(
+                    f"cache {self.name!r}, stream {stream}: it is {record}, but was seen as {look.record}"
+                )
+
+
+def cells_of(cache: KVCache) -> Held:
+    """What the cells of a cache hold for every sequence."""
+    if isinstance(cache, InkCache):
+        return together(cache.look())
+    return together([look_at(cache, stream) for stream in range(cache.n_stream)])
