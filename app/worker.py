@@ -5,6 +5,7 @@ JSON on stdin and tells what it finds, line by line as JSON, on stdout. The page
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,12 @@ Tell = Callable[..., None]
 
 
 def serve(jobs: Mapping[str, Callable[[dict[str, Any], Tell], None]]) -> None:
-    """Do the one job that is asked for, by its name under ``job``; an error of ours is told, not raised."""
+    """Do the one job that is asked for, by its name under ``job``; an error of ours is told, not raised.
+
+    It gives way to the server, whose pages answer meanwhile.
+    """
+    if hasattr(os, "nice"):
+        os.nice(5)
     job = json.loads(sys.stdin.readline())
     try:
         jobs[job["job"]](job, _tell)

@@ -1,7 +1,8 @@
 """Replay: what did this recording do?
 
 A bundled recording or an upload is packed once and played in the browser. Beside it our own reference
-replays the same operations; the number of fields in which the two differ is the verdict.
+replays the same operations; the number of fields in which the two differ is the verdict. A bundled recording is
+read and checked once for all users, in a process of its own.
 """
 
 from __future__ import annotations
@@ -19,19 +20,26 @@ import streamlit as st
 from app import component, recordings
 from app.check import Check, check
 from app.recordings import MAX_UPLOAD_MIB, Opened, Opening
+from app.replaying.reading import reading_of
 from kvsim.errors import TraceError
 from kvsim.player.page import page
 
 PROGRESS_AFTER = 1.0  # seconds until a check shows how far it is
 PROGRESS_EVERY = 0.25
+LOOKS_EVERY = 0.1
 
 OPENS_WITH = "kv/llama-uni-c256-u16-s4-f16-03"
 """The recording a newcomer sees first: small, with sharing, a shift and save and restore."""
 
 
-@st.cache_data(max_entries=24, show_spinner=False)
 def _bundled(name: str) -> Opened:
-    return recordings.open_recording(recordings.path_of(name), name)
+    reading = reading_of(name)
+    while not reading.wait(LOOKS_EVERY):
+        _ = st.session_state.get("scenario")  # lets Streamlit end this run after a click
+    checks = st.session_state.setdefault("checks", {})
+    if reading.wait_checked(0):
+        checks[_key(reading.opened)] = reading.checked
+    return reading.opened
 
 
 def show() -> None:
@@ -263,9 +271,13 @@ def _check(opened: Opened, slot: Any) -> None:
 def _run(opened: Opened, slot: Any) -> Check:
     """The whole check; once it takes long, ``slot`` says how far it is."""
     upload = st.session_state.get("upload")
-    source = upload[1] if upload else recordings.path_of(opened.name)
+    if upload:
+        checks = check(recordings.trace_of(upload[1], opened.name), opened.n_steps)
+    else:
+        checks = reading_of(opened.name).checks()
     result, start, told = Check(), time.monotonic(), 0.0
-    for result in check(recordings.trace_of(source, opened.name), opened.n_steps):
+    for result in checks:
+        _ = st.session_state.get("scenario")  # lets Streamlit end this run after a click
         now = time.monotonic()
         if now - start > PROGRESS_AFTER and now - told > PROGRESS_EVERY:
             told = now

@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import recordings
+from app.replaying.reading import reading_of
 from kvsim.errors import TraceError
 
 MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
@@ -32,6 +33,25 @@ def test_the_app_opens_on_a_recording() -> None:
     at = start()
     assert at.selectbox[0].value == KV
     assert "0 differences" in verdict(at)
+
+
+def test_a_bundled_recording_is_read_and_checked_once_for_all_users() -> None:
+    start()
+    before = reading_of(KV)
+    assert "0 differences" in verdict(start())
+    assert reading_of(KV) is before
+    assert before.checked.done == before.opened.n_steps == 85
+
+
+def test_a_reading_that_was_ended_is_begun_again() -> None:
+    name = "kv/llama-str-c1024-u64-s1-q8_0-02"
+    reading = reading_of(name)
+    reading.cancel()
+    assert reading.wait(90)
+    with pytest.raises(TraceError, match="the reading was ended"):
+        _ = reading.opened
+    assert "0 differences" in verdict(start(scenario=name))
+    assert reading_of(name) is not reading
 
 
 def test_without_a_recording_the_page_offers_one() -> None:
