@@ -26,17 +26,24 @@ class Part(Enum):
     CELLS = "cells"
     TENSORS = "tensors"
     ENGINE = "engine"
+    TRACE = "trace"
 
 
 def bench_command(
     part: Annotated[
-        Part, typer.Argument(help="cells: operations on cells; tensors: on rows; engine: torch.")
+        Part,
+        typer.Argument(
+            help="cells: operations on cells; tensors: on rows; engine: torch; trace: opening a recording."
+        ),
     ],
-    size: Annotated[int, typer.Option(help="Cells of the cache.", min=SMALLEST)] = 131_072,
+    size: Annotated[
+        int | None,
+        typer.Option(help="Cells of the cache; else 131,072, in a recording 8,192.", min=SMALLEST),
+    ] = None,
     lib: Annotated[Path | None, typer.Option(help="llama.cpp's shared library to compare with.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """Measure kvsim beside llama.cpp's library, plain copies of the same rows, or torch.
+    """Measure kvsim beside llama.cpp's library, plain copies of the same rows, torch, or parsing JSON.
 
     Every ratio is of medians measured in the same run. One thread is used for each side; set
     OMP_NUM_THREADS=1 so that numpy's matrix products keep to it too.
@@ -46,12 +53,17 @@ def bench_command(
     # here, so that other commands don't wait for what only this one needs
     from kvsim.bench.cells import cells_table
     from kvsim.bench.tensors import tensors_table
+    from kvsim.bench.trace import N_CELLS as TRACED
+    from kvsim.bench.trace import trace_table
     from kvsim.bench.upstream import upstream_table
 
     rows: list[Row] = []
+    size = size or (TRACED if part is Part.TRACE else 131_072)
     try:
         if part is Part.ENGINE:
             measured = _engine_table(size, lib)
+        elif part is Part.TRACE:
+            measured = trace_table(size)
         elif part is Part.CELLS:
             measured = cells_table(size, lib)
         else:

@@ -11,6 +11,9 @@ from typing import Any, BinaryIO
 from kvsim.trace.header import Header
 from kvsim.trace.read import Step
 
+_LEVEL = 6
+"""Of gzip: pictures come out one or two percent larger than at the highest level, in a fifth of the time."""
+
 
 class TraceWriter:
     """Writes a header and then steps; gzip if the name ends in ``.gz``. Use it in a ``with`` statement.
@@ -24,7 +27,7 @@ class TraceWriter:
         self._file: BinaryIO = self._raw
         if os.fspath(path).endswith(".gz"):
             # no name and no time in the gzip header, so that equal traces are equal files
-            self._file = gzip.GzipFile("", "wb", fileobj=self._raw, mtime=0)  # type: ignore[assignment]
+            self._file = gzip.GzipFile("", "wb", _LEVEL, self._raw, mtime=0)  # type: ignore[assignment]
         self._after: dict[str, Any] | None = None
         self._line(header.to_json())
 
