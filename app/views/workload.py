@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,20 @@ def show() -> None:
             setup, refused = workload_form.setup()
             state["workload-source"], state["workload-setup"] = asked, setup
             can = not refused and workload_form.readable(asked)
-            st.button(
-                "Serve", type="primary", key="wl-serve", on_click=session.serve, args=(asked, setup), disabled=not can,
-                width="stretch", help="Simulates this configuration and puts it beside the others",
-            )  # fmt: skip
-            component.link()
             if asked.kind == UPLOAD or "workload-gguf" in state:
-                st.html(
-                    '<div class="kvw-state">What you uploaded stays with this session; a link opens without it.</div>'
+                st.html(_note("What you uploaded stays with this session: a link opens without it."))
+            with st.container(key="wl-go", horizontal=True, vertical_alignment="center"):
+                st.button(
+                    "Serve",
+                    type="primary",
+                    key="wl-serve",
+                    on_click=session.serve,
+                    args=(asked, setup),
+                    disabled=not can,
+                    width="stretch",
+                    help="Simulates this configuration and puts it beside the others",
                 )
+                component.link()
         with right:
             view = st.segmented_control(
                 "View",
@@ -111,7 +117,7 @@ def _nothing(asked: Source, setup: Setup) -> None:
 
 
 @st.fragment(run_every=EVERY)
-def _waiting(tasks: list[Task], names: str) -> None:
+def _waiting(tasks: list[Task], names: Sequence[str]) -> None:
     """How far they are, and a way to end them."""
     if all(task.over for task in tasks):
         st.rerun()
@@ -167,7 +173,6 @@ def _choice(runs: list[series.Run]) -> str:
     names = [run.name for run in runs]
     if len(names) == 1:
         state["workload-shown"] = names[0]
-        st.button("Remove", key="wl-remove-0", on_click=session.remove, args=(0,))
         return names[0]
     options = [*names, SIDE_BY_SIDE]
     first = state["workload-shown"] if state["workload-shown"] in options else SIDE_BY_SIDE
@@ -217,15 +222,16 @@ def _interval(run: series.Run) -> None:
     if "blocks" in run.sizes:
         st.html(_note("The paged policy has none of llama.cpp's cells to play."))
         return
-    start, end = st.session_state["workload-interval"] or (0.0, 0.0)
-    most = float(run.seconds) + 1.0
-    st.number_input("Play from, s", 0.0, most, min(start, most), key="wl-from", width=120, on_change=_typed)
-    st.number_input("to, s", 0.0, most, min(end, most), key="wl-to", width=120, on_change=_typed)
+    state = st.session_state
+    state.setdefault("wl-from", (state["workload-interval"] or (0.0, 0.0))[0])
+    state.setdefault("wl-to", (state["workload-interval"] or (0.0, 0.0))[1])
+    for key, label in (("wl-from", "Play from, s"), ("wl-to", "to, s")):
+        st.number_input(label, 0.0, 1e9, key=key, width=120, format="%.3f", on_change=_typed)
     if run.account["failures"]:
         first = run.account["failures"][0]["time"]
         st.button("Play the first failure", key="wl-first-failure", on_click=session.choose,
                   args=((max(0.0, first - AROUND), first + AROUND),))  # fmt: skip
-    if end:
+    if state["workload-interval"]:
         st.button("Close the player", key="wl-close", on_click=session.choose, args=(None,))
     else:
         st.html(_note("Drag over the plots to play what happens there."))
@@ -259,7 +265,7 @@ def _played(asked: Source, setup: Setup) -> None:
     start, end = interval
     task = session.task_of(session.job(asked, setup, "record", **{"from": start, "to": end}))
     if not task.over:
-        _waiting([task], "Player")
+        _waiting([task], ["Interval"])
         return
     if task.state != "done":
         st.error(task.error or "Cancelled.")

@@ -30,8 +30,8 @@ WORDS = {"unified": ("streams", "unified"), "swa_full": ("window", "swa_full")}
 LIMITS = {
     # name: (label, most, at first, of 1)
     "failed_decodes": ("Failed decodes, at most", 1_000_000.0, 0.0, 1.0),
-    "unserved": ("Requests not served in full, %", 100.0, 0.0, 100.0),
-    "reprocessed": ("Prompt tokens computed twice, %", 100.0, 100.0, 100.0),
+    "unserved": ("Not served in full, %", 100.0, 0.0, 100.0),
+    "reprocessed": ("Computed twice, %", 100.0, 100.0, 100.0),
     "first_token": ("First token, s (0: any)", 1e6, 0.0, 1.0),
     "bytes": ("Memory, GiB (0: any)", 1e5, 0.0, 2.0**-30),
 }
@@ -106,7 +106,8 @@ def _choices(base: Setup) -> list[tuple[str, list[Any]]]:
     kept: dict[str, list[Any]] = st.session_state["workload-choices"]
     shown = [name for name in CHOICES if name != "swa_full" or base.model().swa_type is not SwaType.NONE]
     chosen = []
-    for name, column in zip(shown, st.columns([1.5, 1.2, 1, 1, 1, 1][: len(shown)]), strict=True):
+    columns = [*st.columns(3), *st.columns(3)]
+    for name, column in zip(shown, columns, strict=False):
         label, known, _ = CHOICES[name]
         words = WORDS.get(name)
         with column:

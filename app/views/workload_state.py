@@ -50,11 +50,12 @@ def remember(asked: Source, setup: Setup, plan: dict[str, str]) -> None:
     """What the address needs to come back here; an upload stays with its session."""
     state = st.session_state
     wanted = {"page": "workload", **asked.to_query()}
+    runs = state["workload-runs"] if asked == state["workload-served"] else []
     text = text_of_setup(setup)
-    if setup != FIRST and setup_of_text(text) is not None:
+    if setup != (runs[-1] if runs else FIRST) and setup_of_text(text) is not None:
         wanted["set"] = text
-    if asked == state["workload-served"] and state["workload-runs"]:
-        wanted["runs"] = "~".join(text_of_setup(run) for run in state["workload-runs"])
+    if runs:
+        wanted["runs"] = "~".join(text_of_setup(run) for run in runs)
         if state["workload-shown"] not in ("", NAMES[0]):
             wanted["show"] = state["workload-shown"]
         if state["workload-interval"]:
@@ -94,9 +95,9 @@ def show(name: str) -> None:
 
 def choose(interval: tuple[float, float] | None) -> None:
     """Play an interval, or none."""
-    st.session_state["workload-interval"] = interval
-    for key in ("wl-from", "wl-to"):
-        st.session_state.pop(key, None)
+    state = st.session_state
+    state["workload-interval"] = interval
+    state["wl-from"], state["wl-to"] = interval or (0.0, 0.0)
     st.query_params.pop("at", None)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from html import escape
+from itertools import pairwise
 from typing import Any
 
 from app.memory_page.costs import in_words as size
@@ -109,26 +112,17 @@ def scatter(tried: list[dict[str, Any]], axis: str, best: str | None) -> str:
         return 100 * (t["bytes"] - left) / (right - left), 100 * (1 - t[axis] / top)
 
     on_it = frontier(tried, axis)
-    steps, last = [], None
-    for i in on_it:
-        x, y = place(tried[i])
-        steps += [f"{x:.2f},{last:.2f}"] if last is not None else []
-        steps.append(f"{x:.2f},{y:.2f}")
-        last = y
-    steps.append(f"100,{last:.2f}")
     points = "".join(_point(t, place(t), i in on_it, t["setup"] == best) for i, t in enumerate(tried))
-    line = (
-        '<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">'
-        f'<polyline points="{" ".join(steps)}" vector-effect="non-scaling-stroke"/></svg>'
-    )
+    line = "".join(_stairs([place(tried[i]) for i in on_it]))
     most = top / 1.08
     ticks = "".join(
         f'<span style="top:{100 * (1 - most * k / 4 / top):.2f}%">{told(most * k / 4)}</span>'
         for k in range(5)
     )
+    step = 2 ** math.ceil(math.log2((right - left) / 6))
     across = "".join(
-        f'<span style="left:{100 * k / 4:.0f}%">{size(int(left + (right - left) * k / 4))}</span>'
-        for k in range(5)
+        f'<span style="left:{100 * (n - left) / (right - left):.2f}%">{size(n)}</span>'
+        for n in range(-int(-left // step) * step, int(right), step)
     )
     said = f"{len(tried)} configurations by memory and {name}"
     return (
@@ -136,6 +130,12 @@ def scatter(tried: list[dict[str, Any]], axis: str, best: str | None) -> str:
         f'<div class="kvw-field" role="img" aria-label="{said}">{line}{points}</div>'
         f'<div class="kvw-across">{across}</div><div class="kvw-x">memory of the caches</div></div>'
     )
+
+
+def _stairs(corners: list[tuple[float, float]]) -> Iterator[str]:
+    """The frontier: on from each of its points at the same height, then down to the next; at last to the edge."""
+    for (x, y), (to, low) in pairwise([*corners, (100.0, corners[-1][1])]):
+        yield f'<u style="left:{x:.2f}%;top:{y:.2f}%;width:{to - x:.2f}%;height:{low - y:.2f}%"></u>'
 
 
 def _point(t: dict[str, Any], at: tuple[float, float], on_it: bool, best: bool) -> str:

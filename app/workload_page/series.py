@@ -77,7 +77,7 @@ def panels(run: Run) -> list[Panel]:
 
 
 def beside(runs: list[Run]) -> list[Panel]:
-    """Several simulations on the same axes."""
+    """Several simulations on the same axes; what happened in none of them is left out."""
 
     def panel(title: str, unit: str, value: Any) -> Panel:
         lines = [
@@ -90,15 +90,16 @@ def beside(runs: list[Run]) -> list[Panel]:
             }
             for k, run in enumerate(runs)
         ]
-        return {"kind": "lines", "title": title, "unit": unit, "note": "", "lines": lines}
+        return {"kind": "lines", "title": title, "unit": unit, "note": "", "lines": lines, "tall": True}
 
-    return [
+    made = [
         panel("Cells in use, of the fullest cache", "%", _fullest),
         panel("Requests waiting", "requests", lambda run, s: s["waiting"]),
         panel("Failed decodes so far", "failed", lambda run, s: s["failed_decodes"]),
         panel("Prompt tokens reused so far", "tokens", lambda run, s: s["reused"]),
         panel("Prompt tokens computed twice so far", "tokens", lambda run, s: s["reprocessed"]),
     ]
+    return [each for each in made if any(any(line["y"]) for line in each["lines"])]
 
 
 def growth(samples: Samples) -> tuple[list[float], dict[str, list[int]]]:

@@ -7,10 +7,11 @@ export const LEFT = 66;
 export const RIGHT = 30;
 export const GAP = 30;
 const HEIGHTS = { area: 132, bars: 62, lines: 62 };
+const TALL = 104; // lines that several simulations draw
 const DASHES = [[], [6, 4], [1.5, 3], [7, 3, 1.5, 3]];
 const LABEL_GAP = 12;
 
-export const heightOf = (panel) => HEIGHTS[panel.kind];
+export const heightOf = (panel) => (panel.tall ? TALL : HEIGHTS[panel.kind]);
 
 export function drawPanel(ctx, view, panel, top) {
   const { theme } = view, height = heightOf(panel), most = topOf(panel);
@@ -19,7 +20,8 @@ export function drawPanel(ctx, view, panel, top) {
   ctx.lineWidth = 1;
   line(ctx, LEFT, top + height + 0.5, LEFT + view.inner, top + height + 0.5);
   ({ area, bars, lines })[panel.kind](ctx, view, panel, y);
-  label(ctx, theme, written(most, panel.unit), LEFT - 8, top + 5, "right");
+  const upper = panel.limit ?? most;
+  label(ctx, theme, written(upper, panel.unit), LEFT - 8, Math.max(y(upper), top + 5), "right");
   label(ctx, theme, "0", LEFT - 8, top + height - 4, "right");
   heading(ctx, view, panel, top - 10);
 }
