@@ -220,17 +220,6 @@ def rolled_back(m: Moment) -> int:
 # -- indexers and compressors ----------------------------------------------------------------------
 
 
-def selected(cache: str) -> Answer:
-    """Cells the last token's attention may read: as many as its indexer chooses, or all it sees if fewer."""
-
-    def answer(m: Moment) -> int:
-        rows = (m.last.ubatches or [])[-1]["mask"][cache]
-        seen = sum(b - a for a, b in zip(rows[-1][::2], rows[-1][1::2], strict=True))
-        return min(m.header.hparams["indexer_top_k"], seen)
-
-    return answer
-
-
 def blocks(seq: int, cache: str) -> Answer:
     """Blocks of positions in which a sequence holds at least one."""
 

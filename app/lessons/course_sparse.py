@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from app.lessons.answers import blocks, collecting, outcome, rows, selected, written
+from app.lessons.answers import blocks, collecting, outcome, rows, written
 from app.lessons.course_cells import OUTCOMES
+from app.lessons.indexer import n_read, read_cells, scores_told
 from app.lessons.lesson import Cells, Choice, Lesson, LessonStep, Number
 
 DSA = Lesson(
@@ -29,16 +30,26 @@ DSA = Lesson(
         LessonStep(
             "Seq 0 decodes one token. Its indexer scores every cell that it may see, and attention reads the "
             "8 best (top_k = 8 in this model).",
-            Number("How many cells does it read?", selected("mla")),
+            Number("How many cells does it read?", n_read),
             "decode 0",
             "Exactly as many as it sees: 8 are visible, its own included, so nothing is left out yet.",
             rule="At most top_k cells are read.",
         ),
         LessonStep(
             "Eight tokens later it sees twice as much.",
-            Number("How many cells does the last token read?", selected("mla")),
+            Number("How many cells does the last token read?", n_read),
             "prompt 0 8",
             "Still 8. Memory grows with the text, what attention reads does not.",
+        ),
+        LessonStep(
+            "One more token. A network with random weights stands in for the model; these are the scores its "
+            "indexer gives to the cells that the token may see, in the first block.",
+            Cells("Which cells of mla does attention read there?", read_cells("mla")),
+            "decode 0",
+            "The 8 highest scores, wherever they lie. The token's own cell has no privilege, and cells of "
+            "seq 1 have no score at all: the mask comes first. Other blocks score anew.",
+            rule="The mask first, then the best scores.",
+            given=scores_told,
         ),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +12,20 @@ from typing import Any
 from app.playground.run import Run
 from app.playground.setup import Setup
 from kvsim.changes import Picture, PictureReader
+from kvsim.player.notes import Note
 from kvsim.trace import Header, Step
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What one step of a lesson did: the trace before it, its own operations, the picture before and after.
+    """What one step of a lesson did: the trace before it (``earlier``), its own operations, the picture before
+    and after.
 
     ``error`` is why its line could not be performed, because llama.cpp would end.
     """
 
     header: Header
+    earlier: list[Step]
     steps: list[Step]
     before: Picture
     after: Picture
@@ -30,6 +34,21 @@ class Moment:
     @property
     def last(self) -> Step:
         return self.steps[-1]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What the player gets: the packed run, its notes, the last step before the lines of the lesson's step, and
+    the last step of all."""
+
+    payload: str
+    notes: dict[int, Note]
+    start: int
+    last: int
+
+    @cached_property
+    def key(self) -> str:
+        return hashlib.sha256(self.payload.encode()).hexdigest()[:12]
 
 
 Answer = Callable[[Moment], Any]
@@ -86,7 +105,7 @@ Ask = Cells | Number | Choice
 class LessonStep:
     """``text`` says where we stand; ``line`` is the act that is asked about and then performed, after the
     lines ``first``, which are shown before. ``why`` is said afterwards; ``rule`` is what is added to the
-    rules so far."""
+    rules so far. ``given`` computes what a prediction needs to know beside the picture."""
 
     text: str
     ask: Ask
@@ -94,6 +113,7 @@ class LessonStep:
     why: str
     first: tuple[str, ...] = ()
     rule: str = ""
+    given: Callable[[Moment], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,21 +152,66 @@ class Lesson:
                     run.error = None
         return frozenset(ending)
 
-    def moment(self, n: int) -> Moment:
-        """What kvsim makes of step ``n``."""
-        header = self.setup.header
-        run = Run(header)
-        run.perform(self.lines_before(n))
-        first = len(run.steps)
-        run.perform([self.steps[n].line])
-        error = run.error[1] if run.error else ""
-        reader = PictureReader(header)
-        before = reader.read(run.steps[first - 1].after)
-        return Moment(header, run.steps[first:], before, reader.read(run.steps[-1].after), error)
+    @cached_property
+    def performed(self) -> tuple[Performed, ...]:
+        """Every step as kvsim performs it: the same for every learner, so done once."""
+        return tuple(Performed(self, n) for n in range(len(self.steps)))
 
     def right(self, n: int) -> Any:
         """The right answer of step ``n``."""
-        return self.steps[n].ask.right(self.moment(n))
+        return self.performed[n].right
+
+
+@dataclass(frozen=True)
+class Performed:
+    """What kvsim makes of step ``n``, each part worked out when it is first wanted."""
+
+    lesson: Lesson
+    n: int
+
+    @cached_property
+    def moment(self) -> Moment:
+        """The step in the trace."""
+        header = self.lesson.setup.header
+        run = Run(header)
+        run.perform(self.lesson.lines_before(self.n))
+        first = len(run.steps)
+        run.perform([self.step.line])
+        error = run.error[1] if run.error else ""
+        reader = PictureReader(header)
+        before, after = (reader.read(run.steps[k].after) for k in (first - 1, -1))
+        return Moment(header, run.steps[:first], run.steps[first:], before, after, error)
+
+    @property
+    def step(self) -> LessonStep:
+        return self.lesson.steps[self.n]
+
+    @cached_property
+    def right(self) -> Any:
+        """The right answer."""
+        return self.step.ask.right(self.moment)
+
+    @cached_property
+    def given(self) -> str:
+        """What is told beside the picture, "" if nothing."""
+        return self.step.given(self.moment) if self.step.given else ""
+
+    @cached_property
+    def asked(self) -> Played:
+        """The picture before the line of the step is performed."""
+        return self._played([])
+
+    @cached_property
+    def shown(self) -> Played:
+        """The picture after it."""
+        return self._played(self.lesson.lines_after(self.n)[len(self.lesson.lines_before(self.n)) :])
+
+    def _played(self, lines: list[str]) -> Played:
+        run = Run(self.lesson.setup.header, self.lesson.title)
+        run.perform(self.lesson.lines_before(self.n))
+        start = len(run.steps) - 1
+        run.perform(lines)
+        return Played(run.payload(), run.notes, start, len(run.steps) - 1)
 
 
 # -- checking --------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ is read from the trace, never stored.
 
 from __future__ import annotations
 
-import hashlib
 import html
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from app import component
 from app.lessons.course import LESSONS
 from app.lessons.lesson import Ask, Cells, Choice, Lesson, Number, cells_of, correct, spans
 from app.lessons.progress import Progress
-from app.playground.run import Run
 from app.views import playground
 
 CSS = (Path(__file__).parents[1] / "lessons" / "page.css").read_text(encoding="utf-8")
@@ -121,6 +119,8 @@ def _step(lesson: Lesson, n: int, shown: bool, progress: Progress) -> None:
     card, rules = st.columns([2.6, 1], gap="medium")
     with card, st.container(key="ls-ask"):
         st.html(f'<p class="kvs-question">{html.escape(step.ask.question)}</p>')
+        if given := lesson.performed[n].given:
+            st.html(f'<p class="kvs-hint kvs-given">{html.escape(given)}</p>')
         if isinstance(step.ask, Cells) and not shown:
             st.html(
                 '<p class="kvs-hint">Click the cells in the picture, in any order. You have placed '
@@ -136,21 +136,17 @@ def _step(lesson: Lesson, n: int, shown: bool, progress: Progress) -> None:
 
 def _picture(lesson: Lesson, n: int, shown: bool, right: Any) -> list[list[int]]:
     """The player; returns the cells that were picked in it for this step."""
-    before = lesson.lines_before(n)
-    run = Run(lesson.setup.header, lesson.title)
-    run.perform(before)
-    start = len(run.steps) - 1
-    run.perform(lesson.lines_after(n)[len(before) :] if shown else [])
-    payload = run.payload()
-    key = f"{lesson.key} {n} {hashlib.sha256(payload.encode()).hexdigest()[:12]}"
+    performed = lesson.performed[n]
+    run = performed.shown if shown else performed.asked
+    key = f"{lesson.key} {n} {run.key}"
     asks_cells = isinstance(lesson.steps[n].ask, Cells) and not shown
     plays = shown and st.session_state.get("ls played") == (lesson.key, n)
     result = component.player(
-        payload,
+        run.payload,
         key=key,
-        at=len(run.steps) - 1,
+        at=run.last,
         notes=run.notes,
-        start=start if plays else None,
+        start=run.start if plays else None,
         page="lessons",
         plain=True,
         height=HEIGHT,
@@ -216,7 +212,7 @@ def _outcome(lesson: Lesson, n: int, right: Any) -> None:
         said = html.escape(_said(step.ask, given))
         st.html(f'<p class="kvs-answer kvs-bad">✕ You said {said}. It is {told}</p>')
     st.html(f'<p class="kvs-why-text">{html.escape(step.why)}</p>')
-    error = lesson.moment(n).error
+    error = lesson.performed[n].moment.error
     if error:
         st.html(f'<p class="kvs-hint">kvsim says: {html.escape(error)}</p>')
 

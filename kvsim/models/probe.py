@@ -13,7 +13,7 @@ and compressors are those of the model; a recurrent block is a decaying sum and 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,9 @@ HEADS_PER_GROUP = 2
 READ_WIDTH = 32
 """Every block's reading is projected to this many values, whose sum gives the logits."""
 
+WatchScores = Callable[[int, int, slice, Floats, BoolArray], object]
+"""Hears what a lightning indexer decided: block, stream, rows of the ubatch, scores and chosen cells of each."""
+
 WINDOWED, PLAIN = "swa", ("kv", "attn", "base", "mla")
 
 
@@ -54,6 +57,7 @@ class ProbeNetwork:
         self.model, self.context = model, context
         self.n_vocab, self.seed = n_vocab, seed
         self.watch: Watch | None = None
+        self.watch_scores: WatchScores | None = None
         self._tables: dict[str, Floats] = {}
 
     def run(self, ubatch: Ubatch, views: Mapping[str, View]) -> NDArray[np.float32]:

@@ -56,6 +56,8 @@ def lightning(probe: ProbeNetwork, il: int, ubatch: Ubatch, view: View, mask: Bo
         visible = mask[rows]
         scores = index_scores(q[rows], keys, weights[rows], visible)
         chosen[rows] = select(scores, probe.model.indexer_top_k, visible)
+        if probe.watch_scores is not None and deciding == il:
+            probe.watch_scores(il, stream, rows, scores, chosen[rows])
     return chosen
 
 

@@ -29,7 +29,7 @@ RIGHT: dict[str, list[Any]] = {
     "states": [[8, 9, 10, *range(16, 23)], 10, 0, 10],
     "recurrent": [1, 1, 1, 2],
     "speculation": [9, 1, 0, 2],
-    "dsa": [[0, 1, 2, 3, 4, 5], [2, 3, 10], 8, 8],
+    "dsa": [[0, 1, 2, 3, 4, 5], [2, 3, 10], 8, 8, [0, 1, 3, 4, 12, 14, 16, 20]],
     "msa": [3, [4, 5, 6], 3],
     "compressors": [2, 3, 1, 2],
 }
@@ -69,7 +69,7 @@ def test_a_step_stands_on_those_before_it(lesson: Lesson, n: int) -> None:
 
 def test_a_line_that_would_end_llama_cpp_is_asked_about_and_leaves_no_trace() -> None:
     streams = LESSONS[2]
-    assert "between streams only whole sequences can be copied" in streams.moment(1).error
+    assert "between streams only whole sequences can be copied" in streams.performed[1].moment.error
     assert streams.lines_after(1) == streams.lines_before(1)
 
 
@@ -81,8 +81,27 @@ def test_texts_are_plain(lesson: Lesson, n: int) -> None:
         assert not set(text) & set("!<>")
         assert len(text) < 420
     assert step.ask.question.endswith(("?", "newest."))
+    assert not set(lesson.performed[n].given) & set("<>&")
     if isinstance(step.ask, Choice):
         assert 0 <= lesson.right(n) < len(step.ask.options)
+
+
+def test_what_the_indexer_reads_follows_from_the_scores_it_tells() -> None:
+    """The 8 highest of the scores as they are written on the page, of cells that the token may see."""
+    dsa = next(lesson for lesson in LESSONS if lesson.key == "dsa")
+    told = dict(part.split(": ") for part in dsa.performed[4].given.split(", "))
+    best = sorted(told, key=lambda cell: float(told[cell]), reverse=True)
+    assert float(told[best[7]]) > float(told[best[8]])  # no tie as written
+    assert sorted(map(int, best[:8])) == [cell for _, cell in dsa.right(4)]
+    others = {6, 7, 8, 9}  # of seq 1
+    assert not others & {int(cell) for cell in told}
+
+
+def test_a_step_is_performed_once_for_all_learners() -> None:
+    performed = LESSONS[0].performed[1]
+    assert performed.moment is LESSONS[0].performed[1].moment
+    assert performed.shown is LESSONS[0].performed[1].shown
+    assert performed.shown.payload != performed.asked.payload
 
 
 # -- checking --------------------------------------------------------------------------------------
