@@ -25,7 +25,7 @@ from kvsim.testing.match import DifferenceError, Match
 from kvsim.testing.pipe import PipeSubject
 from kvsim.testing.profiles import PROFILES, Profile, operations
 from kvsim.testing.report import Report
-from kvsim.testing.rows import RowsSubject
+from kvsim.testing.rows import RowsSubject, engine_attend
 from kvsim.testing.shrink import shrink
 from kvsim.testing.subject import LedgerSubject, Observes, Subject, engine_leaves, subject_named, supports
 
@@ -93,7 +93,11 @@ class Campaign:
             return [LedgerSubject()]
         if self.rows:
             ours = RowsSubject("reference with rows", lambda c: LeafFactory(data=True, sizes=c.sizes))
-            return [LedgerSubject(), ours, RowsSubject("engine", partial(engine_leaves, data=True))]
+            return [
+                LedgerSubject(),
+                ours,
+                RowsSubject("engine", partial(engine_leaves, data=True), engine_attend),
+            ]
         return [LedgerSubject(), subject_named(self.subject)]
 
     def configs(self) -> list[tuple[CacheInfo, Config]]:

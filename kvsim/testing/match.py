@@ -149,7 +149,7 @@ class Match:
             what = same(op, wanted, found, len(self.ops))
             if what:
                 raise DifferenceError(subject.name, "differs", what, self.ops, wanted, found)
-        for teller in (Subject.ubatches, Subject.read_rows):
+        for teller in (Subject.ubatches, Subject.read_rows, Subject.logits, Subject.state):
             self._compare_told(teller.__name__)
         return wanted.picture
 
@@ -207,7 +207,12 @@ class Match:
 
 
 def _apart(what: str, ours: Any, theirs: Any) -> Iterator[str]:
-    """Where two accounts differ: exactly, but rows by more than rounding."""
+    """Where two accounts differ: exactly, but rows and logits by more than rounding."""
+    if what == "state":
+        yield from _bytes_apart(ours, theirs)
+        return
+    if what == "logits":
+        ours, theirs = {"logits": ours}, {"logits": theirs}
     if what == "ubatches":
         for i in range(max(len(ours), len(theirs))):
             pair = [(each[i : i + 1] or [{}])[0] for each in (ours, theirs)]
@@ -219,8 +224,22 @@ def _apart(what: str, ours: Any, theirs: Any) -> Iterator[str]:
     for where in {**ours, **theirs}:
         if where not in ours or where not in theirs:
             yield f"{where}: rows on one side only"
+        elif np.shape(ours[where]) != np.shape(theirs[where]):
+            yield f"{where}: shape {np.shape(theirs[where])}, expected {np.shape(ours[where])}"
         elif not np.allclose(ours[where], theirs[where], rtol=0, atol=ROUNDING, equal_nan=True):
             yield f"{where}: rows differ by up to {np.abs(ours[where] - theirs[where]).max():.2g}"
+
+
+def _bytes_apart(ours: bytes, theirs: bytes) -> Iterator[str]:
+    if len(ours) != len(theirs):
+        yield f"saved state: {len(theirs)} bytes, expected {len(ours)}"
+        return
+    at = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
+    if at:
+        yield (
+            f"saved state: {len(at)} of {len(ours)} bytes differ; byte {at[0]} is {theirs[at[0]]}, expected "
+            f"{ours[at[0]]}"
+        )
 
 
 def hazardous(leader: Subject) -> bool:

@@ -1,7 +1,7 @@
-"""Leaves with rows behind their cells, compared by the numbers in them.
+"""Leaves with rows behind their cells, compared by the numbers in them, and by what attention makes of these.
 
 Every token's rows are made from its id and position, so that rows that are swapped, lost, stale or turned
-wrong differ by much more than rounding does.
+wrong differ by much more than rounding does. The formulas are those of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from kvsim.batch import Ubatch
 from kvsim.caches.attention_leaf import AttentionView
+from kvsim.caches.dsv4 import RawView
 from kvsim.caches.factory import LeafFactory
 from kvsim.memory import View
-from kvsim.models.cached_rows import parts_of
+from kvsim.models.cache_spec import LayerSpec
+from kvsim.models.cached_rows import attend_rows, parts_of
+from kvsim.models.params import ModelParams
 from kvsim.replay import Replayer
 from kvsim.tensors.codecs import decode, encode
 from kvsim.testing.cache_info import Config
@@ -25,18 +28,55 @@ from kvsim.testing.subject import ContextSubject, Rows
 F32 = NDArray[np.float32]
 
 
+Attend = Callable[[AttentionView, LayerSpec, F32, int], F32]
+"""What queries ``[token, head, dim]`` read of a layer's rows under the view's mask, ``[token, head, dim of v]``.
+Of keys that are values too, so many numbers count."""
+
+
+def attend(view: AttentionView, layer: LayerSpec, q: F32, n_latent: int) -> F32:
+    """Attention as the reference computes it."""
+    scale = layer.n_embd_head_k**-0.5
+    return np.asarray(attend_rows(view, layer.il, q, view.mask(), scale=scale, n_latent=n_latent), np.float32)
+
+
+def engine_attend(view: Any, layer: LayerSpec, q: F32, n_latent: int) -> F32:
+    """Attention as the engine computes it."""
+    import torch  # type: ignore[import-not-found,unused-ignore]
+
+    from engine.attention import attend as attend_on_device  # type: ignore[import-not-found,unused-ignore]
+
+    queries = torch.from_numpy(q).to(view.cache.device)
+    scale = layer.n_embd_head_k**-0.5
+    read = attend_on_device(view, layer.il, queries, view.mask(), scale=scale, n_latent=n_latent)
+    return np.asarray(read.cpu().numpy(), np.float32)
+
+
 class RowNetwork:
-    """Writes rows and computes nothing: keys and values of each token, and states that take up its number."""
+    """Writes keys and values of each token, and states that take up its number. Its logits are what each token
+    reads of every cache that it attends to, layer by layer, and the states it leaves."""
+
+    def __init__(self, model: ModelParams, attend: Attend) -> None:
+        self.model = model
+        self.attend = attend
 
     def run(self, ubatch: Ubatch, views: Mapping[str, View]) -> F32:
         tokens = np.zeros(ubatch.n_tokens, np.int32) if ubatch.tokens is None else ubatch.tokens
         number = np.asarray(tokens + 131 * ubatch.pos0, np.float32)
+        readings = [np.zeros((ubatch.n_tokens, 1), np.float32)]
         for view in views.values():
             if isinstance(view, AttentionView) and view.cache.store is not None:
                 self._write(view, number)
+                if view.cache.has_mask and not isinstance(view, RawView):
+                    readings += [self._read(view, layer, number) for layer in view.cache.spec.layers]
             elif hasattr(view, "s_copy"):
-                self._advance(view, ubatch, number)
-        return np.zeros((ubatch.n_tokens, 1), np.float32)
+                readings += self._advance(view, ubatch, number)
+        return np.concatenate(readings, axis=1)
+
+    def _read(self, view: AttentionView, layer: LayerSpec, number: F32) -> F32:
+        n, heads, width = len(number), layer.n_head_kv, layer.n_embd_head_k
+        q = numbers(np.float32(0.5) * number, heads * width).reshape(n, heads, width)
+        out = self.attend(view, layer, q, self.model.layers[layer.il].n_embd_head_v)
+        return np.nan_to_num(out.reshape(n, -1))  # a token that may see nothing reads nothing
 
     def _write(self, view: AttentionView, number: F32) -> None:
         store, transposed = view.cache.store, view.cache.spec.v_trans
@@ -50,8 +90,9 @@ class RowNetwork:
                     v = encode(layer.v.name, values.T if transposed else values)
                     store.write_v(layer.il, stream, cells, v.tobytes())
 
-    def _advance(self, view: Any, ubatch: Ubatch, number: F32) -> None:
-        """Each token halves the state and adds its number."""
+    def _advance(self, view: Any, ubatch: Ubatch, number: F32) -> list[F32]:
+        """Each token halves the state and adds its number. Returns the states of every layer, by token."""
+        left = []
         memory, n_seqs, length = view.memory, ubatch.n_seqs, ubatch.n_seq_tokens
         n_planes = min(length, memory.n_rs_seq + 1)
         for part, layers in memory.store.rows.items():
@@ -59,12 +100,16 @@ class RowNetwork:
                 start = memory.store.initial_states(part, il, view.head, view.rs_z, view.s_copy, n_seqs)
                 state = np.asarray(start, np.float32)
                 planes = np.zeros((n_planes, *state.shape), np.float32)
+                by_token = np.zeros((n_seqs, length, *state.shape[1:]), np.float32)
                 for t in range(length):
                     state = (state / 2 + number.reshape(n_seqs, length)[:, t, None]).astype(np.float32)
+                    by_token[:, t] = state
                     if length - 1 - t < n_planes:
                         planes[length - 1 - t] = state
+                left.append(by_token.reshape(n_seqs * length, -1))
                 like = planes if isinstance(start, np.ndarray) else start.new_tensor(planes)
                 memory.store.write_states(part, il, view.head, like)
+        return left
 
 
 def numbers(number: F32, width: int) -> F32:
@@ -73,14 +118,20 @@ def numbers(number: F32, width: int) -> F32:
 
 
 class RowsSubject(ContextSubject):
-    """Composites over leaves with rows. ``leaves`` makes them, with ``data`` on."""
+    """Composites over leaves with rows. ``leaves`` makes them, with ``data`` on; ``attend`` reads them."""
 
-    def __init__(self, name: str, leaves: Callable[[Config], LeafFactory]) -> None:
+    def __init__(self, name: str, leaves: Callable[[Config], LeafFactory], attend: Attend = attend) -> None:
         super().__init__(name, leaves)
+        self._attend = attend
 
     def create(self, config: Config) -> None:
-        self.context = config.context(self._leaves(config), RowNetwork(), recording=True)
+        super().create(config)
+        network = RowNetwork(config.model, self._attend)
+        self.context = config.context(self._leaves(config), network, recording=True)
         self._replayer = Replayer(self.context)
+
+    def logits(self) -> F32 | None:
+        return self.context.logits
 
     def ubatches(self) -> list[dict[str, Any]]:
         """What each ubatch of the last decode was: slots, masks, plans, as a trace has them."""

@@ -101,6 +101,15 @@ class Subject(ABC):
         """The numbers behind the cells; None: there are none, or they are not told."""
         return None
 
+    def logits(self) -> NDArray[np.float32] | None:
+        """The results of the last decode, ``float32[n_outputs, n]`` in the order of the batch; None: there are
+        none, or they are not told."""
+        return None
+
+    def state(self) -> bytes | None:
+        """The bytes that the last operation saved; None: it saved nothing, or they are not told."""
+        return None
+
     def close(self) -> None:
         """Let go of what :meth:`create` took."""
 
@@ -132,12 +141,20 @@ class ContextSubject(Subject):
     def create(self, config: Config) -> None:
         self.context: Context = config.context(self._leaves(config))
         self._replayer = Replayer(self.context)
+        self._saved: bytes | None = None
 
     def apply(self, op: Op) -> int | None:
-        return self._replayer.apply(op.op, op.args)
+        self._saved = None
+        ret = self._replayer.apply(op.op, op.args)
+        if op.op in ("state_get", "state_seq_get"):
+            self._saved = self._replayer.saved[op.args["slot"]]
+        return ret
 
     def snapshot(self) -> Picture:
         return self.context.memory.snapshot().to_json()
+
+    def state(self) -> bytes | None:
+        return self._saved
 
 
 class LedgerSubject(Subject):
