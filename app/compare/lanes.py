@@ -28,12 +28,18 @@ LONGEST = 300
 
 @dataclass(frozen=True)
 class Mark:
-    """One operation of a lane. ``hazards`` are the ids that explain why the ledger's account differs."""
+    """One operation of a lane. ``hazards`` are the ids that explain why the ledger's account differs.
+    ``broken``: it is not as the ledger has it, so the lane ends here."""
 
     i: int
     differences: list[Difference] = field(default_factory=list)
     hazards: list[str] = field(default_factory=list)
     step: Step | None = None
+    broken: bool = False
+
+
+Performed = tuple[Step, Step, list[str], bool]
+"""A step as it is known, as it was computed, the hazards it met, and whether the ledger disagrees."""
 
 
 class LaneEnd(KvsimError):  # noqa: N818 - no fault of ours: a lane may end
@@ -59,8 +65,8 @@ def engine(header: Header, steps: list[Step]) -> Iterator[Mark]:
 def ledger(header: Header, steps: list[Step]) -> Iterator[Mark]:
     """The abstract specification: the reference's content must be what each sequence should hold, or a hazard
     says why not."""
-    for known, computed, met in _checked(header, steps):
-        yield Mark(known.i, hazards=met, step=computed)
+    for known, computed, met, broken in _checked(header, steps):
+        yield Mark(known.i, hazards=met, step=computed, broken=broken)
 
 
 def mutant(name: str, header: Header, steps: list[Step]) -> Iterator[Mark]:
@@ -74,8 +80,8 @@ def mutant(name: str, header: Header, steps: list[Step]) -> Iterator[Mark]:
         performed = _checked(header, steps, fault.applied())
     except Exception:
         performed = _unchecked(header, steps, fault.applied())
-    for known, computed, met in performed:
-        yield Mark(known.i, compare_step(known, computed), met, computed)
+    for known, computed, met, broken in performed:
+        yield Mark(known.i, compare_step(known, computed), met, computed, broken)
 
 
 def _replayed(header: Header, steps: list[Step], leaves: LeafFactory) -> Iterator[Step]:
@@ -87,12 +93,10 @@ def _replayed(header: Header, steps: list[Step], leaves: LeafFactory) -> Iterato
             raise LaneEnd(f"operation {step.i} ends it: {error}") from error
 
 
-def _unchecked(
-    header: Header, steps: list[Step], fault: AbstractContextManager[Any]
-) -> Iterator[tuple[Step, Step, list[str]]]:
+def _unchecked(header: Header, steps: list[Step], fault: AbstractContextManager[Any]) -> Iterator[Performed]:
     with fault:
         for step, computed in zip(steps, _guarded(_replayed(header, steps, LeafFactory())), strict=False):
-            yield step, computed, []
+            yield step, computed, [], False
 
 
 def _guarded(computed: Iterator[Step]) -> Iterator[Step]:
@@ -107,8 +111,9 @@ def _guarded(computed: Iterator[Step]) -> Iterator[Step]:
 
 def _checked(
     header: Header, steps: list[Step], fault: AbstractContextManager[Any] | None = None
-) -> Iterator[tuple[Step, Step, list[str]]]:
-    """Every step as a context held to the ledger performs it, and the hazards it met."""
+) -> Iterator[Performed]:
+    """Every step as a context held to the ledger performs it, and the hazards it met. The step that the ledger does
+    not agree with is given too, with the answer it should have, and is the last."""
     with fault or nullcontext():
         checked = Checked(CACHES[header.memory], _config(header))
         checked.context.recording = True
@@ -117,17 +122,25 @@ def _checked(
             try:
                 ret = step.ret if step.op in ("init", "rows") else checked.perform(Op(step.op, step.args))
             except CheckError as error:
+                yield step, _step(checked, step, step.ret), _met(checked), True
                 raise LaneEnd(f"operation {step.i} is not as the ledger has it: {_told(error)}") from error
             except Exception as error:  # whatever a fault leads to
                 raise LaneEnd(f"operation {step.i} raised {type(error).__name__}: {error}") from error
             if checked.refusal is not None and step.op not in ("init", "rows"):
                 raise LaneEnd(f"operation {step.i} ends it: {checked.refusal}")
-            records = [record.json for record in checked.context.records]
-            ubatches = records if step.op == "decode" else None
-            extra = {"size": ret} if step.op.endswith("_get") else {}
-            after = checked.memory.snapshot().to_json()
-            met = list(dict.fromkeys(event.detail["id"] for event in checked.events))
-            yield step, Step(step.i, step.op, step.args, ret, ubatches, after, extra), met
+            yield step, _step(checked, step, ret), _met(checked), False
+
+
+def _step(checked: Checked, step: Step, ret: int | bool | None) -> Step:
+    """A step as the context has just performed it."""
+    ubatches = [record.json for record in checked.context.records] if step.op == "decode" else None
+    extra = {"size": ret} if step.op.endswith("_get") else {}
+    return Step(step.i, step.op, step.args, ret, ubatches, checked.memory.snapshot().to_json(), extra)
+
+
+def _met(checked: Checked) -> list[str]:
+    """The hazards of the operation, by id."""
+    return list(dict.fromkeys(event.detail["id"] for event in checked.events))
 
 
 def _told(error: CheckError) -> str:

@@ -27,9 +27,11 @@ def comparison(task: Task, name: str, source: str) -> str:
     pictures = task.of_kind("pictures")[0]
     rows = lanes(task, name, source)
     subject = rows[-1]
-    found = {m["i"]: m for m in task.of_kind("mark") if m["lane"] == _subject(task) and m.get("n")}
     met = {m["i"]: m["hazards"] for m in task.of_kind("mark") if m["lane"] == "ledger" and "hazards" in m}
-    ended = sum(m["lane"] == _subject(task) for m in task.of_kind("mark")) if subject.end else None
+    marks = [m for m in task.of_kind("mark") if m["lane"] == _subject(task)]
+    found = {m["i"]: m for m in marks if m.get("n")}
+    broken = bool(marks) and "broken" in marks[-1]
+    ended = len(marks) - broken if subject.end else None
     return json.dumps(
         {
             "name": name,
@@ -60,7 +62,7 @@ def lanes(task: Task, name: str, source: str) -> list[Lane]:
     for lane, title, what in told[: task.of_kind("begin")[0]["lanes"]]:
         marks = [_mark(m) for m in task.of_kind("mark") if m["lane"] == lane]
         end = ends.get(lane, "")
-        if end and marks and lane == "subject":
+        if end and marks and lane == "subject" and marks[-1] != DIFFERS:
             marks.append(DIFFERS)
         rows.append(Lane(title, what if marks else "not here", "".join(marks).ljust(n, MISSING)[:n], end))
     return rows
@@ -71,7 +73,9 @@ def _subject(task: Task) -> str:
 
 
 def _mark(message: dict[str, Any]) -> str:
-    return DIFFERS if message.get("n") else HAZARD if message.get("hazards") else AGREES
+    return (
+        DIFFERS if message.get("n") or message.get("broken") else HAZARD if message.get("hazards") else AGREES
+    )
 
 
 def _payload(text: str) -> Any:

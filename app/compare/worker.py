@@ -53,6 +53,8 @@ def _lane(name: str, marks: Iterator[lanes.Mark], header: Header, tell_: Tell) -
                 found["rows"] = tell.rows_of(mark.differences, several)
             if mark.hazards:
                 found["hazards"] = mark.hazards
+            if mark.broken:
+                found["broken"] = True
             tell_("mark", lane=name, **found)
     except KvsimError as error:
         tell_("end", lane=name, text=str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,17 @@ def test_a_fault_in_what_rows_hold_ends_the_lane_with_a_reason() -> None:
     assert subject.marks.rstrip(".") == "a" * 10 + "d"
     assert subject.end.startswith("operation 10 is not as the ledger has it: base: the token of sequence 0")
     assert len(subject.end) < 400
+
+
+def test_the_operation_at_which_the_ledger_ends_a_lane_is_compared_and_shown() -> None:
+    """Removing 3 tokens from a state that can go back 2 is accepted with this fault, and attention forgets them."""
+    one = finished(job("hybrid/qwen35-uni-c512-u32-s4-q8_0-rs2-09", "rollback-does-nothing"))
+    last = [m for m in one.of_kind("mark") if m["lane"] == "subject"][-1]
+    assert (last["i"], last["broken"], last["n"]) == (3, True, 6)
+    assert ["cells 26–28", "seq 1, positions 26–28", "empty"] in last["rows"]
+    told = json.loads(result.comparison(one, "rollback-does-nothing", "llama.cpp"))
+    assert (told["ended"], len(told["subject"]["steps"])) == (3, 4)
+    assert told["lanes"][-1]["marks"].rstrip(".") == "aaad"
 
 
 def test_a_campaign_finds_shrinks_and_saves_a_trace_that_still_differs() -> None:
@@ -235,7 +247,8 @@ def test_a_campaign_is_run_watched_and_looked_at_and_its_link_restored() -> None
         page.get_by_role("button", name="Look at it here").click(timeout=60_000)
         page.locator(".kvs-tags", has_text="shortest way to contiguous-slots, seed 1").wait_for()
         page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for(timeout=60_000)
-        assert page.locator(".kvc-grids canvas").bounding_box()["height"] > 80  # 12 cells are drawn large
+        large = page.locator(".kvc-grids canvas").first.bounding_box()  # 12 cells are drawn large
+        assert large["height"] > 80
         assert "shrunk=1" in page.url
         page.reload()
         page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for(timeout=90_000)

@@ -3,25 +3,10 @@
 import { AttentionGrid } from "./attention-grid.js";
 import { rowDetails } from "./attention-row.js";
 import { count, el, number, ranges, runsOf } from "./format.js";
-import { remember, themeOf } from "./ground.js";
-import { Theme } from "./theme.js";
+import { remember } from "./ground.js";
+import { View, place } from "./view.js";
 
-const VIEWS = new WeakMap();
-
-export default function component({ parentElement, data }) {
-  const host = parentElement.querySelector(".kv-host") ?? parentElement;
-  let view = VIEWS.get(parentElement);
-  if (!view) {
-    view = new AttentionView(host);
-    VIEWS.set(parentElement, view);
-  }
-  view.update(data);
-  return () => {
-    if (parentElement.isConnected) return;
-    view.destroy();
-    VIEWS.delete(parentElement);
-  };
-}
+export default function component(given) { return place(AttentionView, given); }
 
 // A row's visible cells, columns it reads, and weights, as sets and arrays that are quick to ask.
 export class Reading {
@@ -57,28 +42,12 @@ function bits(edges, n) {
   return found;
 }
 
-class AttentionView {
+class AttentionView extends View {
   constructor(host) {
-    this.number = el("span", "kv-number");
-    this.call = el("span", "kv-call");
-    this.say = el("p", { class: "kv-say", role: "status", "aria-live": "polite" });
+    super(host, "kva", "attention of one ubatch");
     this.grids = el("div", "kva-grids");
     this.side = el("aside", { class: "kva-side", "aria-label": "details of the row" });
-    this.root = el("div", { class: "kv kva", tabindex: "0", role: "application", "aria-label": "attention of one ubatch" }, [
-      el("header", "kv-sentence", [this.number, el("div", "kv-said", [el("div", "kv-callline", [this.call]), this.say])]),
-      el("div", "kva-main", [this.grids, this.side])]);
-    host.append(this.root);
-    this.host = host;
-    this.observer = new ResizeObserver(() => this.draw());
-    this.observer.observe(this.root);
-    this.timer = setInterval(() => this._theme(), 400);
-    this.root.addEventListener("keydown", (event) => this._key(event));
-  }
-
-  destroy() {
-    this.observer.disconnect();
-    clearInterval(this.timer);
-    this.root.remove();
+    this.root.append(el("div", "kva-main", [this.grids, this.side]));
   }
 
   update(data) {
@@ -89,15 +58,7 @@ class AttentionView {
     this.row = Math.max(0, Math.min(last, same ? this.row : data.row ?? last));
     this.pointed = null;
     this._build();
-    this._theme();
-    this.draw();
-  }
-
-  _theme() {
-    const theme = themeOf(this.host);
-    if (this.root.dataset.theme === theme) return;
-    this.root.dataset.theme = theme;
-    if (this.all) this.draw();
+    this.redraw();
   }
 
   _build() {
@@ -119,7 +80,7 @@ class AttentionView {
     if (row === this.row) return;
     this.row = row;
     remember("row", row);
-    this.draw();
+    this.redraw();
   }
 
   point(column) {
@@ -127,17 +88,12 @@ class AttentionView {
     this._details();
   }
 
-  _key(event) {
-    const step = { ArrowUp: -1, ArrowDown: 1, Home: -1e6, End: 1e6 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    this.select(Math.max(0, Math.min(this.reading.rows.length - 1, this.row + step)));
+  keys() {
+    const last = this.reading.rows.length - 1, to = (row) => () => this.select(Math.max(0, Math.min(last, row)));
+    return { ArrowUp: to(this.row - 1), ArrowDown: to(this.row + 1), Home: to(0), End: to(last) };
   }
 
   draw() {
-    const width = this.root.clientWidth;
-    if (!width || !this.all) return;
-    this.theme = new Theme(this.root, window.devicePixelRatio || 1);
     this._words();
     this._details();
     for (const grid of this.all) grid.draw(this.grids.clientWidth - 40);
@@ -149,9 +105,6 @@ class AttentionView {
 
   _words() {
     const { reading, row, data } = this, [pos, owner] = reading.rows[row] ?? [0, 0];
-    this.number.textContent = number(data.at);
-    const open = data.call.indexOf("(");
-    this.call.replaceChildren(el("b", "", data.call.slice(0, open)), document.createTextNode(`${data.call.slice(open)}, ubatch ${data.ubatch}: ${count(reading.rows.length, "token")} × n_kv ${number(reading.n)}`));
     const cells = [...reading.seen[row].keys()].filter((c) => reading.seen[row][c]);
     const positions = [...new Set(cells.map((c) => reading.pos[c]))].sort((a, b) => a - b);
     const runs = runsOf(cells).length;
@@ -161,6 +114,6 @@ class AttentionView {
     const left = reading.left[row].reduce((sum, bit) => sum + bit, 0);
     if (reading.chosen && left < cells.length) text += ` The indexer leaves ${number(left)} of them.`;
     if (reading.rowsRead) text += ` Beside them it reads ${number(reading.rowsRead[row].reduce((sum, bit) => sum + bit, 0))} compressed rows.`;
-    this.say.textContent = text;
+    this.tell(data.at, `${data.call}, ubatch ${data.ubatch}: ${count(reading.rows.length, "token")} × n_kv ${number(reading.n)}`, "", text);
   }
 }

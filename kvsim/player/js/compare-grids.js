@@ -1,53 +1,42 @@
 // Reference and subject side by side: the same lanes, in the same rows and columns, differing cells ringed.
 
 import { box, drawCell, gapOf, radiusOf } from "./cells.js";
-import { el, number } from "./format.js";
+import { count, el, number } from "./format.js";
 import { fit, GUTTER } from "./layout.js";
 import { pin } from "./marks.js";
 
-const HEAD = 30, BETWEEN = 24, BELOW = 14, TALL = 330;
+const BETWEEN = 24, ABOVE = 10, BELOW = 6, TALL = 330;
 
 export class SideBySide {
   constructor(view) {
     this.view = view;
-    this.canvas = el("canvas", { role: "img", "aria-label": "cells of reference and subject" });
-    this.root = el("section", "kvc-grids", [this.canvas]);
+    this.root = el("section", "kvc-grids");
+  }
+
+  // Rows for the lanes that either side ever uses.
+  build() {
+    const { left, right, name } = this.view;
+    this.rows = left.lanes.map((spec, k) => ({ spec, k })).filter(({ k }) => left.reach[k] > 0 || right.reach[k] > 0);
+    for (const row of this.rows) {
+      const title = row.spec.n_stream > 1 ? `${row.spec.cache}, stream ${row.spec.stream}` : row.spec.cache;
+      row.sides = [new Side(this.view, `kvsim reference, ${title}`), new Side(this.view, `${name}, ${title}`)];
+    }
+    this.root.replaceChildren(...this.rows.map((row) => el("div", "kvc-pair", row.sides.map((side) => side.root))));
+    this.root.hidden = !this.rows.length;
   }
 
   draw(width) {
-    const { view } = this, { theme, left, right } = view, { dpr } = theme;
-    const half = (width - BETWEEN) / 2;
-    const shown = left.lanes.map((_, k) => k).filter((k) => left.reach[k] > 0 || right.reach[k] > 0);
-    const lanes = shown.map((k) => ({ size: left.lanes[k].size, reach: Math.max(left.reach[k], right.reach[k]) }));
-    if (!lanes.length) { this.root.hidden = true; return; }
-    this.root.hidden = false;
-    const plan = fit(lanes, half - GUTTER, TALL, dpr);
-    const height = plan.rows.reduce((sum, rows) => sum + HEAD + rows.shown * plan.ph + BELOW, 0);
-    this.canvas.width = Math.round(width * dpr);
-    this.canvas.height = Math.round(height * dpr);
-    this.canvas.style.width = `${width}px`;
-    this.canvas.style.height = `${height}px`;
-    const ctx = this.canvas.getContext("2d");
-    ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
-    ctx.clearRect(0, 0, width, height);
-    left.frame(view.at);
-    if (view.reached) right.frame(view.at);
-    let y = 0;
-    shown.forEach((k, row) => {
-      this._lane(ctx, k, plan, plan.rows[row].shown, y, half);
-      y += HEAD + plan.rows[row].shown * plan.ph + BELOW;
+    if (!this.rows.length) return;
+    const { left, right, reached, theme } = this.view;
+    const lanes = this.rows.map(({ spec, k }) => ({ size: spec.size, reach: Math.max(left.reach[k], right.reach[k]) }));
+    const plan = fit(lanes, (width - BETWEEN) / 2 - GUTTER, TALL, theme.dpr);
+    this.rows.forEach(({ k, sides }, r) => {
+      const apart = reached ? this._apart(left.now[k], right.now[k]) : new Set();
+      const rows = plan.rows[r].shown;
+      sides[0].draw(left, left.now[k], null, plan, rows, apart);
+      if (reached) sides[1].draw(right, right.now[k], left.now[k], plan, rows, apart);
+      else sides[1].ended();
     });
-  }
-
-  _lane(ctx, k, plan, rows, y, half) {
-    const { left, right, name, reached } = this.view, spec = left.lanes[k];
-    const title = spec.n_stream > 1 ? `${spec.cache}, stream ${spec.stream}` : spec.cache;
-    const apart = reached ? this._apart(left.now[k], right.now[k]) : new Set();
-    const one = { model: left, other: right, cells: left.now[k], against: reached ? right.now[k] : null };
-    this._side(ctx, one, `kvsim reference, ${title}`, plan, rows, 0, y, apart);
-    const two = { model: right, other: left, cells: right.now[k], against: left.now[k], red: true };
-    if (reached) this._side(ctx, two, `${name}, ${title}`, plan, rows, half + BETWEEN, y, apart);
-    else this._missing(ctx, half + BETWEEN, y, `${name} has ended`);
   }
 
   // Cells in which the two sides hold different things.
@@ -60,75 +49,92 @@ export class SideBySide {
     }
     return found;
   }
+}
 
-  _side(ctx, { model, cells, against, red }, title, plan, rows, x, y, apart) {
-    const { theme } = this.view;
-    this._head(ctx, title, cells, against, red, x, y);
-    const top = y + HEAD, x0 = x + GUTTER, gap = gapOf(plan.pw), n = Math.min(rows * plan.cols, cells.size);
+// A heading of one side: its name in full as a title, and facts; those that differ from the other side's are red.
+export function heading(title) {
+  const facts = el("span", "kv-lane-facts");
+  const root = el("div", "kv-lane-header", [el("span", { class: "kv-lane-name", title }, title), facts]);
+  const tell = (told) => facts.replaceChildren(...told.map(([text, apart]) => el("span", apart ? "kv-bad" : "", text)));
+  return { root, tell };
+}
+
+// One lane of one side.
+class Side {
+  constructor(view, title) {
+    this.view = view;
+    this.title = title;
+    this.heading = heading(title);
+    this.canvas = el("canvas", { role: "img" });
+    this.root = el("div", "kvc-side", [this.heading.root, this.canvas]);
+  }
+
+  ended() {
+    this.heading.tell([["has ended", true]]);
+    this.canvas.hidden = true;
+  }
+
+  draw(model, cells, against, plan, rows, apart) {
+    const { theme } = this.view, { dpr } = theme;
+    this.canvas.hidden = false;
+    const width = GUTTER + plan.cols * plan.pw + 4, height = ABOVE + rows * plan.ph + BELOW;
+    this.canvas.width = Math.round(width * dpr);
+    this.canvas.height = Math.round(height * dpr);
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    const ctx = this.canvas.getContext("2d");
+    ctx.setTransform(dpr, 0, 0, dpr, 0, ABOVE * dpr);
+    this._facts(cells, against, apart);
+    this._cells(ctx, model, cells, plan, rows, apart);
+  }
+
+  _facts(cells, against, apart) {
+    const facts = [[`${number(cells.used)} used`, against && cells.used !== against.used], [`head ${number(cells.head)}`, against && cells.head !== against.head]];
+    if (apart.size) facts.push([count(apart.size, "cell") + (apart.size === 1 ? " differs" : " differ"), !!against]);
+    this.heading.tell(facts);
+    this.canvas.setAttribute("aria-label", `${this.title}: ${facts.map(([text]) => text).join(", ")}`);
+  }
+
+  _cells(ctx, model, cells, plan, rows, apart) {
+    const { theme } = this.view, gap = gapOf(plan.pw), n = Math.min(rows * plan.cols, cells.size);
+    const at = (i) => [GUTTER + (i % plan.cols) * plan.pw, Math.floor(i / plan.cols) * plan.ph];
     ctx.font = `11.5px ${theme.mono}`;
     ctx.fillStyle = theme.ink3;
     ctx.textAlign = "right";
     ctx.textBaseline = "middle";
-    for (let row = 0; row < rows; row += Math.max(1, Math.ceil(14 / plan.ph))) ctx.fillText(number(row * plan.cols), x0 - 9, top + (row + 0.5) * plan.ph);
+    for (let row = 0; row < rows; row += Math.max(1, Math.ceil(14 / plan.ph))) ctx.fillText(number(row * plan.cols), GUTTER - 9, (row + 0.5) * plan.ph);
     for (let i = 0; i < n; i++) {
       const owner = model.owners[cells.owner[i]], cell = { owner, pos: cells.pos[i], shift: cells.shift[i], tok: cells.tok[i] };
-      const cx = x0 + (i % plan.cols) * plan.pw, cy = top + Math.floor(i / plan.cols) * plan.ph;
+      const [x, y] = at(i);
       if (plan.image) {
         ctx.fillStyle = owner.length ? theme.color(owner[0]) : theme.cell;
-        ctx.fillRect(cx, cy, plan.pw, plan.ph);
-      } else drawCell(ctx, theme, cx + gap / 2, cy + gap / 2, plan.pw - gap, plan.pw, cell, this._label(cells, i, plan, apart));
+        ctx.fillRect(x, y, plan.pw, plan.ph);
+      } else drawCell(ctx, theme, x + gap / 2, y + gap / 2, plan.pw - gap, plan.pw, cell, label(cells, i, plan, apart));
     }
-    for (const i of apart) if (i < n) this._ring(ctx, x0 + (i % plan.cols) * plan.pw, top + Math.floor(i / plan.cols) * plan.ph, plan);
+    for (const i of apart) if (i < n) ring(ctx, theme, ...at(i), plan);
     const head = Math.min(cells.head, n), last = head === n;
-    const at = last ? head - 1 : head;
-    pin(ctx, theme, x0 + (at % plan.cols + (last ? 1 : 0)) * plan.pw, top + Math.floor(at / plan.cols) * plan.ph, plan.ph, plan.pw);
+    const [x, y] = at(last ? head - 1 : head);
+    pin(ctx, theme, last ? x + plan.pw : x, y, plan.ph, plan.pw);
   }
+}
 
-  _label(cells, i, plan, apart) {
-    if (plan.pw < 18 || cells.owner[i] === 0) return "";
-    const start = i % plan.cols === 0 || cells.pos[i - 1] !== cells.pos[i] - 1 || cells.owner[i - 1] !== cells.owner[i];
-    return plan.pw >= 24 || start || cells.pos[i] % 8 === 0 || apart.has(i) ? String(cells.pos[i]).replace("-", "−") : "";
-  }
+function label(cells, i, plan, apart) {
+  if (plan.pw < 18 || cells.owner[i] === 0) return "";
+  const start = i % plan.cols === 0 || cells.pos[i - 1] !== cells.pos[i] - 1 || cells.owner[i - 1] !== cells.owner[i];
+  return plan.pw >= 24 || start || cells.pos[i] % 8 === 0 || apart.has(i) ? String(cells.pos[i]).replace("-", "−") : "";
+}
 
-  // A red ring with a gap inside.
-  _ring(ctx, x, y, plan) {
-    const { theme } = this.view, r = radiusOf(plan.pw), thin = plan.pw < 8;
-    if (!thin) {
-      ctx.strokeStyle = theme.bg;
-      ctx.lineWidth = 1.5;
-      box(ctx, x + 1.8, y + 1.8, plan.pw - 3.6, plan.ph - 3.6, r);
-      ctx.stroke();
-    }
-    ctx.strokeStyle = theme.fail;
-    ctx.lineWidth = thin ? 1 : 2;
-    box(ctx, x + 0.3, y + 0.3, plan.pw - 0.6, plan.ph - 0.6, r + 1);
+// A red ring with a gap inside.
+function ring(ctx, theme, x, y, plan) {
+  const r = radiusOf(plan.pw), thin = plan.pw < 8;
+  if (!thin) {
+    ctx.strokeStyle = theme.bg;
+    ctx.lineWidth = 1.5;
+    box(ctx, x + 1.8, y + 1.8, plan.pw - 3.6, plan.ph - 3.6, r);
     ctx.stroke();
   }
-
-  _head(ctx, title, cells, against, red, x, y) {
-    const { theme } = this.view;
-    ctx.textAlign = "left";
-    ctx.textBaseline = "middle";
-    ctx.font = `600 13.5px ${theme.sans}`;
-    ctx.fillStyle = theme.ink;
-    ctx.fillText(title, x, y + 9);
-    let at = x + ctx.measureText(title).width + 14;
-    for (const [value, what, other] of [[cells.used, "used", against?.used], [cells.head, "head", against?.head]]) {
-      const apart = red && value !== other;
-      ctx.font = `${apart ? 600 : 400} 12.5px ${theme.sans}`;
-      ctx.fillStyle = apart ? theme.fail : theme.ink2;
-      const text = what === "used" ? `${number(value)} used` : `head ${number(value)}`;
-      ctx.fillText(text, at, y + 9);
-      at += ctx.measureText(text).width + 12;
-    }
-  }
-
-  _missing(ctx, x, y, text) {
-    const { theme } = this.view;
-    ctx.font = `13px ${theme.sans}`;
-    ctx.fillStyle = theme.fail;
-    ctx.textAlign = "left";
-    ctx.textBaseline = "middle";
-    ctx.fillText(text, x, y + 9);
-  }
+  ctx.strokeStyle = theme.fail;
+  ctx.lineWidth = thin ? 1 : 2;
+  box(ctx, x + 0.3, y + 0.3, plan.pw - 0.6, plan.ph - 0.6, r + 1);
+  ctx.stroke();
 }

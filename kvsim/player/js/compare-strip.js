@@ -64,7 +64,7 @@ export class Strip {
     const used = ctx.measureText(lane.name).width;
     ctx.font = `13px ${theme.sans}`;
     ctx.fillStyle = theme.ink3;
-    if (used < LEFT - 40) ctx.fillText(lane.what, used + 8, y + 8, LEFT - used - 16);
+    if (used + 16 + ctx.measureText(lane.what).width < LEFT) ctx.fillText(lane.what, used + 8, y + 8);
     const gap = this.step > 6 ? 2 : this.step > 3 ? 1 : 0, w = this.step - gap, h = 16;
     [...lane.marks].forEach((mark, i) => {
       const x = LEFT + i * this.step;

@@ -2,63 +2,35 @@
 // what differs.
 
 import { SideBySide } from "./compare-grids.js";
+import { States } from "./compare-states.js";
 import { Strip } from "./compare-strip.js";
 import { count, el, number } from "./format.js";
-import { remember, themeOf } from "./ground.js";
+import { remember } from "./ground.js";
 import { Model } from "./model.js";
-import { Theme } from "./theme.js";
+import { View, place } from "./view.js";
 
-const VIEWS = new WeakMap();
+export default function component(given) { return place(CompareView, given); }
 
-export default function component({ parentElement, data }) {
-  const host = parentElement.querySelector(".kv-host") ?? parentElement;
-  let view = VIEWS.get(parentElement);
-  if (!view) {
-    view = new CompareView(host);
-    VIEWS.set(parentElement, view);
-  }
-  view.update(data);
-  return () => {
-    if (parentElement.isConnected) return;
-    view.destroy();
-    VIEWS.delete(parentElement);
-  };
-}
-
-class CompareView {
+class CompareView extends View {
   constructor(host) {
-    this.host = host;
-    this.number = el("span", "kv-number");
-    this.call = el("span", "kv-call");
-    this.verdict = el("span", "kv-verdict");
-    this.say = el("p", { class: "kv-say", role: "status", "aria-live": "polite" });
+    const buttons = el("div", "kvc-buttons");
+    super(host, "kvc", "comparison of lanes", [el("span", "kv-space"), buttons]);
+    this.buttons = buttons;
     const button = (text, title, act) => {
       const made = el("button", { type: "button", class: "kv-button", title }, text);
       made.addEventListener("click", act);
       return made;
     };
-    this.buttons = el("div", "kvc-buttons", [
+    buttons.append(
       button("Previous", "Previous difference", () => this.jump(-1)),
       button("First difference", "D", () => this.first()),
-      button("Next", "Next difference, d", () => this.jump(1))]);
-    this.buttons.children[1].classList.add("kvc-main");
+      button("Next", "Next difference, d", () => this.jump(1)));
+    buttons.children[1].classList.add("kvc-main");
     this.strip = new Strip(this);
     this.grids = new SideBySide(this);
+    this.states = new States(this);
     this.cards = el("div", "kvc-cards");
-    this.root = el("div", { class: "kv kvc", tabindex: "0", role: "application", "aria-label": "comparison of lanes" }, [
-      el("header", "kv-sentence", [this.number, el("div", "kv-said", [el("div", "kv-callline", [this.call, this.verdict]), this.say]), el("span", "kv-space"), this.buttons]),
-      el("div", "kvc-body", [this.strip.root, this.grids.root, this.cards])]);
-    host.append(this.root);
-    this.observer = new ResizeObserver(() => this.draw());
-    this.observer.observe(this.root);
-    this.timer = setInterval(() => this._theme(), 400);
-    this.root.addEventListener("keydown", (event) => this._key(event));
-  }
-
-  destroy() {
-    this.observer.disconnect();
-    clearInterval(this.timer);
-    this.root.remove();
+    this.root.append(el("div", "kvc-body", [this.strip.root, this.grids.root, this.states.root, this.cards]));
   }
 
   update(data) {
@@ -70,10 +42,11 @@ class CompareView {
     this.right = new Model(comparison.subject ?? comparison.reference);
     this.n = this.left.nSteps;
     this.apart = [...Array(this.n).keys()].filter((i) => this.differs[i]);
-    if (comparison.ended !== null) this.apart.push(comparison.ended);
+    if (comparison.ended !== null && !this.apart.includes(comparison.ended)) this.apart.push(comparison.ended);
     this.at = Math.max(0, Math.min(this.n - 1, data.at ?? this.apart[0] ?? this._fullest()));
-    this._theme();
-    this.draw();
+    this.grids.build();
+    this.states.build();
+    this.redraw();
   }
 
   // Where most is held: what to show if nothing differs.
@@ -82,17 +55,10 @@ class CompareView {
     return occupancy.indexOf(Math.max(...occupancy));
   }
 
-  _theme() {
-    const theme = themeOf(this.host);
-    if (this.root.dataset.theme === theme) return;
-    this.root.dataset.theme = theme;
-    this.draw();
-  }
-
   go(i) {
     this.at = Math.max(0, Math.min(this.n - 1, i));
     remember("at", this.at);
-    this.draw();
+    this.redraw();
   }
 
   first() { if (this.apart.length) this.go(this.apart[0]); }
@@ -102,21 +68,18 @@ class CompareView {
     if (found !== undefined) this.go(found);
   }
 
-  _key(event) {
-    const act = { ArrowLeft: () => this.go(this.at - 1), ArrowRight: () => this.go(this.at + 1), Home: () => this.go(0),
-      End: () => this.go(this.n - 1), d: () => this.jump(1), D: () => this.first() }[event.key];
-    if (!act) return;
-    event.preventDefault();
-    act();
+  keys() {
+    return { ArrowLeft: () => this.go(this.at - 1), ArrowRight: () => this.go(this.at + 1), Home: () => this.go(0),
+      End: () => this.go(this.n - 1), d: () => this.jump(1), D: () => this.first() };
   }
 
   draw() {
     const width = this.root.clientWidth - 40;
-    if (width < 100 || !this.left) return;
-    this.theme = new Theme(this.root, window.devicePixelRatio || 1);
     this._words();
+    this.frames = [this.left.frame(this.at), this.reached ? this.right.frame(this.at) : null];
     this.strip.draw(width);
     this.grids.draw(width);
+    this.states.draw(width);
     this.cards.replaceChildren(this._whatDiffers(), this._compared());
   }
 
@@ -125,13 +88,8 @@ class CompareView {
 
   _words() {
     const step = this.left.steps[this.at], found = this.differs[this.at];
-    this.number.textContent = number(this.at);
-    const open = step.call.indexOf("(");
-    this.call.replaceChildren(el("b", "", step.call.slice(0, open)), document.createTextNode(step.call.slice(open)));
-    this.verdict.textContent = step.ret;
-    this.verdict.hidden = !step.ret;
-    this.root.querySelector(".kv-sentence").classList.toggle("kv-failed", !!found || !this.reached);
-    this.say.textContent = this._sentence(step, found);
+    this.tell(this.at, step.call, step.ret, this._sentence(step, found));
+    this.sentence.classList.toggle("kv-failed", !!found || !this.reached);
     this.buttons.hidden = !this.apart.length;
   }
 
@@ -140,24 +98,28 @@ class CompareView {
     const before = first && this.at > 0 ? `; operations 0–${number(this.at - 1)} agree` : "";
     const met = this.hazards[this.at];
     const hazard = met ? ` Hazard met: ${met.map((id) => id.replaceAll("-", " ")).join(", ")}.` : "";
-    const said = `${step.say}${hazard}`;
-    if (found) return `${first ? "First difference" : "Differs"}, in ${count(found.n, "field")}${before}. The reference: ${said}`;
-    if (this.ended === this.at) return `${first ? "First difference" : "Differs"}: the subject goes no further${before}. The reference: ${said}`;
-    if (!this.reached) return `The subject has ended before. The reference: ${said}`;
-    return `All agree. ${said}`;
+    const said = `The reference: ${step.say}${hazard}`;
+    const fields = found ? `, in ${count(found.n, "field")}` : "";
+    if (this.ended === this.at) return `${first ? "First difference" : "Differs"}${fields}: the subject goes no further${before}. ${said}`;
+    if (found) return `${first ? "First difference" : "Differs"}${fields}${before}. ${said}`;
+    if (!this.reached) return `The subject has ended before. ${said}`;
+    return `All agree. ${step.say}${hazard}`;
   }
 
   _whatDiffers() {
-    const found = this.differs[this.at];
+    const found = this.differs[this.at], over = this.ended !== null && this.at >= this.ended;
     const head = (note) => el("div", "kvc-head", [el("b", "", "What differs"), el("span", "kv-secondary", note)]);
-    if (this.ended === this.at || (!this.reached && this.end)) {
-      return el("section", "kvc-card", [head("the subject ended"), el("p", "kvc-end", this.end)]);
-    }
-    if (!found) return el("section", "kvc-card", [head(this.apart.length ? "nothing at this operation" : "nothing in this recording; a campaign looks for what it takes")]);
+    if (!found && !over) return el("section", "kvc-card", [head(this.apart.length ? "nothing at this operation" : "nothing in this recording; a campaign looks for what it takes")]);
+    const parts = [head([found ? count(found.n, "field") : "", over ? "the subject ended" : ""].filter(Boolean).join("; "))];
+    if (over) parts.push(el("p", "kvc-end", this.end));
+    if (found) parts.push(this._fields(found));
+    return el("section", "kvc-card", parts);
+  }
+
+  _fields(found) {
     const rows = found.rows.map(([field, a, b]) => el("tr", "", [el("td", "", field), el("td", "", a), el("td", "kv-bad", b)]));
-    const table = el("table", "kvc-table", [
+    return el("table", "kvc-table", [
       el("thead", "", [el("tr", "", ["field", "reference", this.name].map((h) => el("th", "", h)))]), el("tbody", "", rows)]);
-    return el("section", "kvc-card", [head(count(found.n, "field")), table]);
   }
 
   _compared() {

@@ -5,30 +5,31 @@
 // as wide as the tokens it stands for.
 
 import { box } from "./cells.js";
-import { el, number } from "./format.js";
+import { clamp, el, number, out } from "./format.js";
 
-const LEFT = 44, BIG = 112, SMALL = 58;
+const LEFT = 44, BIG = 112, SMALL = 58, WIDE = 760;
+const FILL = 0.7;  // share of a motion in which the rings fill; in the rest the last row drops to its place
 
 export class Compressors {
-  constructor(player) {
+  constructor(player, title = "compressors") {
     this.player = player;
     this.spec = player.model.payload.dsv4;
     this.facts = el("span", "kv-lane-facts");
     this.canvas = el("canvas", { class: "kv-compressor", role: "img" });
-    this.root = el("section", "kv-compressors", [el("div", "kv-lane-header", [el("span", "kv-lane-name", "compressors"), this.facts]), this.canvas]);
+    this.root = el("section", "kv-compressors", [el("div", "kv-lane-header", [el("span", { class: "kv-lane-name", title }, title), this.facts]), this.canvas]);
     this.root.hidden = !this.spec;
     this.height = 0;
     if (this.spec) {
       const { csa, hca } = this.spec;
-      this.facts.textContent = `csa and lid: one row for ${csa.ratio} tokens, pooled from a ring of ${csa.state_size}; hca: one row for ${hca.ratio} tokens, ring of ${hca.state_size}`;
+      this.facts.title = this.facts.textContent = `csa and lid: one row for ${csa.ratio} tokens, pooled from a ring of ${csa.state_size}; hca: one row for ${hca.ratio} tokens, ring of ${hca.state_size}`;
     }
   }
 
   place(width) {
     if (!this.spec) return;
     const { dpr, model } = this.player;
-    this.seqs = model.sequences;
-    this.single = this.seqs.length === 1;
+    this.seqs = this.player.sequences ?? model.sequences;
+    this.single = this.seqs.length === 1 && width >= WIDE;
     this.width = width;
     this.block = this.single ? BIG + 112 : SMALL + 14;
     const inner = Math.max(1, this.seqs.length) * this.block;
@@ -40,32 +41,54 @@ export class Compressors {
     this.height = inner + 47;
   }
 
-  draw(frame) {
+  // The rings and rows of a frame. progress in 0..1: how far the step has come (motion). against: the frame of
+  // another side; what differs from it is red.
+  draw(frame, against = null, progress = 1) {
     if (!this.spec) return;
     const ctx = this.canvas.getContext("2d");
     ctx.clearRect(0, 0, this.width, this.seqs.length * this.block);
-    const told = this.seqs.map((seq, r) => this._sequence(ctx, seq, frame, r * this.block));
+    const told = this.seqs.map((seq, r) => this._sequence(ctx, { seq, ...this._held(frame, seq, progress), other: against && this._held(against, seq, 1) }, r * this.block));
     this.canvas.setAttribute("aria-label", told.join("; "));
   }
 
-  _sequence(ctx, seq, frame, y) {
+  // Whether a step moves any ring.
+  moves(frame) {
+    return !!this.spec && this.seqs.some((seq) => lastOf(frame.side0, seq) !== lastOf(frame.side, seq));
+  }
+
+  // What a sequence has come to: its last token, where the hand stands between tokens, and per part the rows that the
+  // step wrote with how far each has dropped.
+  _held(frame, seq, progress) {
+    const from = lastOf(frame.side0, seq), to = lastOf(frame.side, seq);
+    const reached = from + (to - from) * clamp(progress / FILL);
+    const begun = (token) => (to > from ? (FILL * (token - from)) / (to - from) : 0);
+    const wrote = { csa: new Map(), hca: new Map() };
+    for (const u of frame.step.u ?? []) {
+      for (const part of ["csa", "hca"]) for (const [stream, row] of u.rows_written?.[part] ?? []) {
+        const end = (row + 1) * this.spec[part].ratio - 1;
+        if (stream === seq) wrote[part].set(row, progress === 1 ? 1 : clamp((progress - begun(end)) / (1 - FILL)));
+      }
+    }
+    return { last: Math.floor(reached + 1e-9), reached, wrote };
+  }
+
+  _sequence(ctx, held, y) {
     const { theme } = this.player;
-    const last = frame.side.pos[seq]?.[1] ?? -1;
+    const { seq, last } = held;
     const size = this.single ? BIG : SMALL;
     ["csa", "hca"].forEach((part, j) => {
       const x = this.single ? LEFT + 4 + j * Math.min(480, (this.width - LEFT) / 2) : LEFT + 36 + j * (size + 12);
-      this._ring(ctx, part, seq, last, x + size / 2, y + size / 2 + 4, size / 2);
+      this._ring(ctx, part, held, x + size / 2, y + size / 2 + 4, size / 2);
       if (this.single) this._ringText(ctx, part, last, x + size + 24, y + 14);
     });
-    const wrote = this._wrote(frame, seq);
     if (this.single) {
-      this._rows(ctx, "csa", "csa and lid", seq, last, wrote.csa, LEFT, y + BIG + 40, this.width - LEFT - 8, 20);
-      this._rows(ctx, "hca", "hca", seq, last, wrote.hca, LEFT, y + BIG + 86, this.width - LEFT - 8, 20);
+      this._rows(ctx, "csa", "csa and lid", held, LEFT, y + BIG + 40, this.width - LEFT - 8, 20);
+      this._rows(ctx, "hca", "hca", held, LEFT, y + BIG + 86, this.width - LEFT - 8, 20);
     } else {
       this._chip(ctx, theme, seq, y + size / 2 + 4);
       const x = LEFT + 36 + 2 * (size + 12) + 34;
-      this._rows(ctx, "csa", "csa", seq, last, wrote.csa, x, y + 14, this.width - x - 8, 15);
-      this._rows(ctx, "hca", "hca", seq, last, wrote.hca, x, y + 42, this.width - x - 8, 15);
+      this._rows(ctx, "csa", "csa", held, x, y + 14, this.width - x - 8, 15);
+      this._rows(ctx, "hca", "hca", held, x, y + 42, this.width - x - 8, 15);
     }
     const { csa, hca } = this.spec;
     return `seq ${seq}: ${rowsOf(last, csa.ratio)} csa rows, ${rowsOf(last, hca.ratio)} hca rows`;
@@ -82,16 +105,7 @@ export class Compressors {
     ctx.fillText(`seq ${seq}`, 18, middle);
   }
 
-  // The rows of this sequence that the step completed.
-  _wrote(frame, seq) {
-    const found = { csa: new Set(), hca: new Set() };
-    for (const u of frame.step.u ?? []) {
-      for (const part of ["csa", "hca"]) for (const [stream, row] of u.rows_written?.[part] ?? []) if (stream === seq) found[part].add(row);
-    }
-    return found;
-  }
-
-  _ring(ctx, part, seq, last, cx, cy, r) {
+  _ring(ctx, part, { seq, last, reached, other }, cx, cy, r) {
     const { theme } = this.player;
     const { ratio, state_size: slots } = this.spec[part];
     const inner = r * 0.55, turn = (2 * Math.PI) / slots, start = -Math.PI / 2;
@@ -114,9 +128,15 @@ export class Compressors {
         ctx.fillText(number(p), cx + Math.cos(a) * m, cy + Math.sin(a) * m);
       }
     }
-    const hand = start + (((last + 1) % slots) * turn);
-    ctx.strokeStyle = theme.ink;
+    const hand = start + (((reached + 1) % slots) * turn);
     ctx.lineWidth = 2;
+    if (other && other.last !== last) {
+      ctx.strokeStyle = theme.fail;
+      ctx.beginPath();
+      ctx.arc(cx, cy, r + 2.5, 0, 2 * Math.PI);
+      ctx.stroke();
+    }
+    ctx.strokeStyle = theme.ink;
     ctx.beginPath();
     ctx.moveTo(cx + Math.cos(hand) * inner * 0.98, cy + Math.sin(hand) * inner * 0.98);
     ctx.lineTo(cx + Math.cos(hand) * (r + 4), cy + Math.sin(hand) * (r + 4));
@@ -144,10 +164,10 @@ export class Compressors {
     lines.forEach(([text, font, color], j) => { ctx.font = font; ctx.fillStyle = color; ctx.fillText(text, x, y + j * 20 + (j > 1 ? 6 : 0)); });
   }
 
-  _rows(ctx, part, name, seq, last, wrote, x, y, width, height) {
+  _rows(ctx, part, name, { seq, last, wrote, other }, x, y, width, height) {
     const { theme, model, at } = this.player;
     const { ratio } = this.spec[part];
-    const tokens = Math.max(64, Math.ceil((model.top[at] + 2) / 64) * 64, last + 1);
+    const tokens = Math.max(64, Math.ceil((model.top[at] + 2) / 64) * 64, last + 1, (other?.last ?? 0) + 1);
     const unit = Math.min(4.85, width / tokens), w = unit * ratio, n = rowsOf(last, ratio);
     ctx.textBaseline = "middle";
     ctx.textAlign = this.single ? "left" : "right";
@@ -162,19 +182,31 @@ export class Compressors {
     ctx.fillStyle = theme.cell;
     box(ctx, x, y, Math.min(width, tokens * unit), height, 3);
     ctx.fill();
+    ctx.fillStyle = theme.color(seq);
     for (let row = 0; row < n; row++) {
-      ctx.fillStyle = theme.color(seq);
-      box(ctx, x + row * w, y, Math.max(w - (w > 4 ? 1.5 : 0.4), 0.5), height, w > 8 ? 3 : 0);
+      const come = out(wrote[part].get(row) ?? 1);
+      ctx.globalAlpha = come;
+      box(ctx, x + row * w, y - (1 - come) * height, Math.max(w - (w > 4 ? 1.5 : 0.4), 0.5), height, w > 8 ? 3 : 0);
       ctx.fill();
     }
-    ctx.strokeStyle = theme.ink;
-    ctx.lineWidth = 2;
-    for (const row of wrote) {
-      if (row >= n) continue;
+    ctx.globalAlpha = 1;
+    const ringed = (row, color) => {
+      ctx.strokeStyle = color;
+      ctx.lineWidth = 2;
       box(ctx, x + row * w, y - 1, Math.max(w - 1, 2), height + 2, 3);
       ctx.stroke();
-    }
+    };
+    for (const [row, come] of wrote[part]) if (row < n && come === 1) ringed(row, theme.ink);
+    if (other) for (const row of this._apart(part, n, wrote, other)) ringed(row, theme.fail);
     if (w > 90) this._rowNames(ctx, n, w, ratio, seq, x, y, width, height);
+  }
+
+  // Rows that only one side has, or that only one side wrote in this step.
+  _apart(part, n, wrote, other) {
+    const m = rowsOf(other.last, this.spec[part].ratio), found = new Set();
+    for (let row = Math.min(n, m); row < Math.max(n, m); row++) found.add(row);
+    for (const [a, b] of [[wrote, other.wrote], [other.wrote, wrote]]) for (const row of a[part].keys()) if (!b[part].has(row)) found.add(row);
+    return found;
   }
 
   _rowNames(ctx, n, w, ratio, seq, x, y, width, height) {
@@ -188,4 +220,5 @@ export class Compressors {
   }
 }
 
+const lastOf = (side, seq) => side.pos[seq]?.[1] ?? -1;
 const rowsOf = (last, ratio) => Math.floor((last + 1) / ratio);

@@ -8,7 +8,7 @@ import { GONE, SHARE, RELEASE, SHIFT, TURN, WRITE } from "./model.js";
 import { Flights } from "./flights.js";
 import { clamp, inOut, number, out } from "./format.js";
 
-const LONGEST = 1200, BETWEEN = 12, MOST_FLIGHTS = 400;
+const LONGEST = 1200, BETWEEN = 12, MOST_FLIGHTS = 400, STATE = 300, SLIDE = 240;
 
 export class Motion {
   constructor(player, canvas) {
@@ -94,7 +94,7 @@ export class Motion {
       first += u.n;
     });
     if (back.length) t = this.flights.rewind(back, t);
-    return this._fade(frame, t);
+    return this._states(frame, 0, this._fade(frame, t));
   }
 
   // -- everything else -----------------------------------------------------------------------
@@ -105,7 +105,25 @@ export class Motion {
     t = this._roll(frame, t > 0 ? t - 60 : 0);
     t = this._turn(frame, t);
     t = this._copy(frame, t);
-    return this._wave(frame, t);
+    return this._states(frame, t, this._wave(frame, t));
+  }
+
+  // Rings of compressors turn from `start` on; recurrent states change once all cells have, at `end`: pointers slide to
+  // other planes, tails and states to other cards.
+  _states(frame, start, end) {
+    const { recurrent, compressors } = this.player.stage;
+    let last = end;
+    if (compressors.moves(frame)) {
+      last = Math.max(end, this.add(start, Math.max(STATE, end - start), {
+        draw: (p) => compressors.draw(frame, null, inOut(p)), leave: () => compressors.draw(frame) }));
+    }
+    if (!recurrent.moves(frame)) return last;
+    let moved = [];
+    return Math.max(last, this.add(end, SLIDE, {
+      enter: () => { moved = recurrent.change(frame); },
+      draw: (p) => { for (const { node, dx, dy } of moved) node.style.transform = `translate(${dx * (1 - inOut(p))}px, ${dy * (1 - inOut(p))}px)`; },
+      leave: () => { for (const { node } of moved) node.style.transform = ""; },
+    }));
   }
 
   // Freed cells fade to ghosts.

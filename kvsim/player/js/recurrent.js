@@ -4,13 +4,13 @@ import { el, number } from "./format.js";
 import { chips } from "./inspector.js";
 
 export class Recurrent {
-  constructor(player) {
+  constructor(player, title = "recurrent") {
     this.player = player;
     this.spec = player.model.payload.recurrent;
     this.rail = el("canvas", "kv-rail");
     this.facts = el("span", "kv-lane-facts");
     this.cards = el("div", "kv-cards");
-    this.root = el("section", "kv-recurrent", [el("div", "kv-lane-header", [el("span", "kv-lane-name", "recurrent"), this.facts,
+    this.root = el("section", "kv-recurrent", [el("div", "kv-lane-header", [el("span", { class: "kv-lane-name", title }, title), this.facts,
       el("span", "kv-space"), player.model.lanes.length ? null : this.rail]), this.cards]);
     this.root.hidden = !this.spec;
     this.height = 0;
@@ -23,16 +23,51 @@ export class Recurrent {
     this.height = Math.ceil(this.spec.size / columns) * (planes * 28 + 62) + 46;
   }
 
-  draw(frame) {
-    if (!this.spec) return;
+  // While a step is `moving`, what was shown stays until `change`.
+  draw(frame, moving = false) {
+    if (!this.spec || (moving && this.cards.childElementCount)) return;
     const now = frame.side.rec, before = frame.side0.rec;
     if (!now) return;
     const facts = [[number(now.used), ` of ${number(now.size)} cells`], ["head ", number(now.head)],
       ["", this.spec.n_rs_seq ? `one cell is one sequence's whole state; planes 1 to ${this.spec.n_rs_seq} are the states that many tokens ago` : "one cell is one sequence's whole state"]];
     this.facts.replaceChildren(...facts.map((f) => el("span", "", f.map((t) => el(/^[\d,−]+$/.test(t) ? "b" : "span", "", t)))));
+    this.facts.title = this.facts.textContent;
     const tails = new Map();
     now.cells.forEach(([seq, , , , tail]) => { if (tail >= 0) tails.set(tail, [...(tails.get(tail) ?? []), seq]); });
     this.cards.replaceChildren(...now.cells.map((cell) => this._card(cell, before?.cells[cell[0]], now, before, tails.get(cell[0]) ?? [], frame)));
+  }
+
+  // Show the frame, and return what has gone from one place to another, to be slid there: [{node, dx, dy}].
+  change(frame) {
+    const before = this._places();
+    this.draw(frame);
+    const moved = [];
+    for (const [key, { node, card, x, y }] of this._places()) {
+      const from = before.get(key);
+      if (from && (from.card !== card || (from.y !== y && !key.startsWith("tail")))) moved.push({ node, dx: from.x - x, dy: from.y - y });
+    }
+    return moved;
+  }
+
+  // Where a step makes a state appear, go or change its place.
+  moves(frame) { return !!this.spec && frame.side.rec !== frame.side0.rec; }
+
+  // Where tails, pointers and states are drawn, by what they are.
+  _places() {
+    const origin = this.root.getBoundingClientRect(), found = new Map();
+    [...this.cards.children].forEach((box, card) => {
+      for (const node of box.querySelectorAll("[data-key]")) {
+        const { left, top } = node.getBoundingClientRect();
+        found.set(node.dataset.key, { node, card, x: left - origin.left, y: top - origin.top });
+      }
+    });
+    return found;
+  }
+
+  // Middle of the plane that is read next for a sequence, in client coordinates; null if it has no state.
+  placeOf(seq) {
+    const box = this.cards.querySelector(`[data-key="pointer ${seq}"]`)?.parentElement.getBoundingClientRect();
+    return box ? { x: box.left + box.width / 2, y: box.top + box.height / 2 } : null;
   }
 
   _card([i, pos, src, , , seqs], was, now, before, tailOf, frame) {
@@ -46,7 +81,8 @@ export class Recurrent {
       ...planes]);
     const rolled = depth ? `, rolled back ${number(depth)}` : "";
     const moved = src >= 0 && src !== i && seqs.length ? `, state from cell ${number(src)}` : "";
-    const foot = tailOf.length ? `tail of seq ${tailOf.join(", ")}${rolled}${moved}` : " ";
+    const tails = tailOf.map((seq, j) => el("span", { class: "kv-tail", "data-key": `tail ${seq}` }, `${j ? ", " : "tail of seq "}${seq}`));
+    const foot = [...tails, tailOf.length ? el("span", "", `${rolled}${moved}`) : null];
     const node = el("figure", "kv-card-box", [card, el("figcaption", changed ? "kv-card-foot kv-present" : "kv-card-foot", foot)]);
     if (seqs.length) card.addEventListener("click", () => this.player.select({ seq: seqs[0] }));
     if (selected?.seq != null && seqs.includes(selected.seq)) card.classList.add("kv-card-selected");
@@ -70,7 +106,10 @@ export class Recurrent {
     const held = seqs.length > 0;
     const read = held && p === depth, dropped = held && p < depth;
     const text = !held ? "" : read ? `after ${number(pos)}` : dropped ? "dropped" : p - depth > fresh ? "stale" : `after ${number(pos - p + depth)}`;
-    const plane = el("div", `kv-plane ${read ? "kv-plane-read" : dropped ? "kv-plane-dropped" : "kv-plane-old"}`, [el("span", "", `plane ${p}`), el("span", "", text)]);
+    const state = el("span", "", text);
+    if (held && text.startsWith("after")) state.dataset.key = `state ${seqs[0]} ${text}`;
+    const plane = el("div", `kv-plane ${read ? "kv-plane-read" : dropped ? "kv-plane-dropped" : "kv-plane-old"}`, [el("span", "", `plane ${p}`), state,
+      read ? el("i", { class: "kv-pointer", "data-key": `pointer ${seqs[0]}` }) : null]);
     if (read) {
       plane.style.background = seqs.length > 1
         ? `repeating-linear-gradient(45deg, ${seqs.slice(0, 4).map((s, j) => `${theme.color(s)} ${j * 6}px ${(j + 1) * 6}px`).join(", ")})` : theme.color(seqs[0]);

@@ -101,7 +101,7 @@ export class Stage {
     this._rail(frame, moving);
     this.failure.draw(frame.step);
     this.recurrent.draw(frame, moving);
-    this.compressors.draw(frame, moving);
+    this.compressors.draw(frame, null, moving ? 0 : 1);
     this.drawLens(frame);
     if (!moving) this.rulers.draw(frame);
   }
@@ -127,8 +127,8 @@ export class Stage {
       lane.drawMarks();
     }
     this.rail.draw(null);
-    this.recurrent.draw(frame, false);
-    this.compressors.draw(frame, false);
+    this.recurrent.draw(frame);
+    this.compressors.draw(frame);
     this.drawLens(frame);
     this.rulers.draw(frame);
   }
@@ -137,8 +137,8 @@ export class Stage {
     for (const lane of this.shown) { lane.draw(); this._facts(lane, frame); }
     this._rail(frame, false);
     this.failure.draw(frame.step);
-    this.recurrent.draw(frame, false);
-    this.compressors.draw(frame, false);
+    this.recurrent.draw(frame);
+    this.compressors.draw(frame);
     this.drawLens(frame);
     this.rulers.draw(frame);
   }
