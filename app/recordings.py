@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import TraceError
 from kvsim.player.payload import Packer
-from kvsim.trace import Header, Trace, read_trace
+from kvsim.trace import Header, Step, Trace, read_trace
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "traces"
-MAX_UPLOAD_MIB = 64
+MAX_UPLOAD_MIB = 512
+"""2,000 operations on 8,192 cells, each with its picture, are 270 MiB, or 70 compressed."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A recording as far as it can be read: ``payload`` holds its whole operations.
+    """A recording as far as it has been read: ``payload`` holds its whole operations.
 
-    ``error`` is None, or says with file and line where the rest cannot be used.
+    ``error`` is None, or says with file and line where the rest cannot be used. ``whole`` is False where there
+    may be more to read. ``shows`` says what can be seen of a log.
     """
 
     name: str
@@ -27,6 +30,8 @@ class Opened:
     payload: str
     n_steps: int
     error: str | None = None
+    whole: bool = True
+    shows: str = ""
 
 
 def bundled() -> list[str]:
@@ -58,13 +63,19 @@ def path_of(name: str) -> Path:
 class Opening:
     """A recording being read and packed, step by step, so that what is done can be played before the end."""
 
+    shows = ""
+
     def __init__(self, source: Path | bytes, name: str) -> None:
-        self.name = name
         self.trace = read_trace(source, name=name)
-        self.packer = Packer(self.trace.header, name)
+        self._begin(self.trace.header, self.trace, name)
+
+    def _begin(self, header: Header, steps: Iterable[Step], name: str) -> None:
+        self.name = name
+        self.header = header
+        self.packer = Packer(header, name)
         self.error: str | None = None
         self.done = False
-        self._steps = iter(self.trace)
+        self._steps = iter(steps)
 
     def advance(self) -> bool:
         """Read and pack one operation. False at the end, or where the rest cannot be used.
@@ -91,7 +102,8 @@ class Opening:
     def opened(self) -> Opened:
         """What has been packed so far."""
         payload = json.dumps(self.packer.payload(), separators=(",", ":"))
-        return Opened(self.name, self.trace.header, payload, len(self.packer.steps), self.error)
+        n_steps = len(self.packer.steps)
+        return Opened(self.name, self.header, payload, n_steps, self.error, self.done, self.shows)
 
 
 def open_recording(source: Path | bytes, name: str) -> Opened:

@@ -1,3 +1,3 @@
-"""Bundled recordings for the Replay page: ``reading`` (what is known of one, the same for all users), ``worker`` (the
-process that reads and checks it).
+"""What the Replay page has done beside the server: ``reading`` (bundled recordings, the same for all users),
+``checking`` (a recording held against kvsim), ``worker`` and ``checker`` (the processes that do it).
 """

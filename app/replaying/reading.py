@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from app.check import Check
-from app.compare.task import Task
 from app.recordings import Opened, path_of
+from app.replaying.checking import Checking
 from kvsim.errors import TraceError
 from kvsim.trace import Header
 
-LONGEST = 900.0
-"""Seconds a recording may take, reading and checking together."""
 
-
-class Reading:
+class Reading(Checking):
     """Begins at once. What has been found comes later and stays."""
 
     def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        job = {"job": "replay", "name": name, "path": str(path)}
-        self._task = Task(job, "app.replaying.worker", LONGEST)
+        super().__init__({"job": "replay", "name": name, "path": str(path)}, "app.replaying.worker")
 
     def wait(self, seconds: float) -> bool:
         """Wait until it has been read, at most so long; whether it has."""
         return self._task.hear(("opened",), seconds)
-
-    def wait_checked(self, seconds: float) -> bool:
-        """Wait until it has been checked, at most so long; whether it has."""
-        return self._task.hear(("checked",), seconds)
-
-    def cancel(self) -> None:
-        """It is not wanted any more."""
-        self._task.cancel()
-
-    @property
-    def failed(self) -> bool:
-        """Whether it was ended before it was through."""
-        return self._task.state in ("failed", "cancelled")
 
     @cached_property
     def opened(self) -> Opened:
@@ -52,22 +32,6 @@ class Reading:
         return Opened(
             self.name, Header.from_json(one["header"]), one["payload"], one["n_steps"], one["error"]
         )
-
-    @cached_property
-    def checked(self) -> Check:
-        """What the check came to, once it is over."""
-        told = self._task.of_kind("checked")
-        if not told:
-            return Check(error=self._task.error or "the check was ended")
-        one = told[0]
-        return Check(one["done"], one["differences"], one["first"], dict(one["notes"]), one["error"])
-
-    def checks(self) -> Iterator[Check]:
-        """How far the check has come, ten times a second, and at last what it came to."""
-        while not self.wait_checked(0.1):
-            told = self._task.of_kind("compared")
-            yield Check(done=told[-1]["done"] if told else 0)
-        yield self.checked
 
 
 _readings: dict[str, Reading] = {}

@@ -20,16 +20,22 @@ def replay(job: dict[str, Any], tell: Tell) -> None:
     opened = open_recording(path, name)
     found = {"payload": opened.payload, "n_steps": opened.n_steps, "error": opened.error}
     tell("opened", header=opened.header.to_json(), **found)
+    checking({**job, "n_steps": opened.n_steps}, tell)
+
+
+def checking(job: dict[str, Any], tell: Tell) -> None:
+    """Check the first ``n_steps`` operations of the recording at ``path``; tell what is found as it is found."""
     result, told = Check(), time.monotonic()
-    for result in check(trace_of(path, name), opened.n_steps):
+    for result in check(trace_of(Path(job["path"]), job["name"]), job["n_steps"]):
         now = time.monotonic()
         if now - told > EVERY:
             told = now
-            tell("compared", instead=True, done=result.done)
-    tell(
-        "checked", done=result.done, differences=result.differences, first=result.first, error=result.error,
-        notes=list(result.notes.items()),
-    )  # fmt: skip
+            tell("compared", instead=True, **_found(result))
+    tell("checked", **_found(result), error=result.error, notes=list(result.notes.items()))
+
+
+def _found(result: Check) -> dict[str, Any]:
+    return {"done": result.done, "differences": result.differences, "first": result.first}
 
 
 if __name__ == "__main__":

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
+import json
+import re
+import tempfile
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import recordings
+from app import component, recordings
+from app.replaying import worker
+from app.replaying.checking import UploadChecking
 from app.replaying.reading import reading_of
+from app.views import replay_upload
 from kvsim.errors import TraceError
 
 MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
@@ -58,7 +65,7 @@ def test_without_a_recording_the_page_offers_one() -> None:
     at = start(scenario="")
     assert [s.value for s in at.subheader] == ["Open a recording"]
     assert "106 bundled recordings" in at.text[0].value
-    at.button[0].click().run()
+    next(b for b in at.button if b.label == "Play the first one").click().run()
     assert at.selectbox[0].value == recordings.bundled()[0]
     assert at.query_params["scenario"] == recordings.bundled()[0]
 
@@ -141,20 +148,92 @@ def test_damage_in_the_first_operation_is_an_error() -> None:
         recordings.open_recording(first + b"{", "x.jsonl")
 
 
-def test_a_long_read_can_be_cut_short_and_shows_what_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The click comes while the file is read; what was read until then is kept."""
+@pytest.fixture
+def slow_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that shows what it has after one operation, as it does with a recording that takes long."""
+    monkeypatch.setattr(replay_upload, "_advance", lambda opening, seconds: opening.advance())
+
+
+def payloads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What the player is given, run by run: its key and how many operations."""
+    given: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        component, "player", lambda payload, key, **_: given.append((key, len(json.loads(payload)["steps"])))
+    )
+    return given
+
+
+@pytest.mark.usefixtures("slow_reading")
+def test_a_long_recording_is_played_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part is shown, then parts that are four times as long, all for the same player."""
+    given = payloads(monkeypatch)
+    at = upload("long.jsonl", text_of_trace())
+    assert [n for _, n in given][:4] == [1, 5, 21, 85]
+    assert {n for _, n in given[3:]} == {85}
+    assert len({key for key, _ in given}) == 1
+    assert "✓ 0 differences" in verdict(at)
+    assert "operations that were read" not in verdict(at)
+
+
+def test_reading_can_be_stopped_and_what_was_read_is_played_and_checked() -> None:
+    """The click comes while the file is read."""
     opening = recordings.Opening(text_of_trace(), "long.jsonl")
     for _ in range(12):
         opening.advance()
     at = AppTest.from_file(MAIN, default_timeout=90)
     at.session_state["upload"] = ("long.jsonl", text_of_trace())
     at.session_state["scenario"] = None
-    at.session_state["opening"] = opening
-    at.session_state["show_ready"] = True
+    at.session_state["opened"] = opening.opened()
     at.run()
     assert not at.exception
-    assert at.session_state["opened"].n_steps == 12
-    assert "0 differences" in verdict(at)
+    assert "✓ 0 differences in the 12 operations that were read" in verdict(at)
+
+
+@pytest.mark.usefixtures("slow_reading")
+def test_damage_that_is_found_later_is_told_then() -> None:
+    whole = text_of_trace().splitlines(keepends=True)
+    at = upload("my-run.jsonl", b"".join(whole[:47]) + whole[47][:60])
+    assert [s.value for s in at.subheader] == ["This file is damaged"]
+    assert at.text[0].value == "Lines 1–47 are whole: a header and 46 operations."
+
+
+def test_a_comparison_that_was_stopped_can_be_made_again() -> None:
+    at = upload("mine.jsonl", text_of_trace())
+    checking = UploadChecking("mine.jsonl", text_of_trace(), 85)
+    checking.cancel()
+    at.session_state["checking"] = checking
+    at.run()
+    assert re.search(r"stopped, \d+ of 85 operations: 0 differences", verdict(at))
+    next(b for b in at.button if b.label == "Compare again").click().run()
+    assert "✓ 0 differences" in verdict(at)
+
+
+def test_differences_are_told_as_they_are_found() -> None:
+    lines = text_of_trace().splitlines(keepends=True)
+    lines[16] = lines[16].replace(b'"head":8', b'"head":9')
+    told: list[dict] = []
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
+        file.write(b"".join(lines))
+        file.flush()
+        job = {"name": "mine.jsonl", "path": file.name, "n_steps": 40}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(worker, "EVERY", 0.0)
+            worker.checking(job, lambda kind, **found: told.append({"kind": kind, **found}))
+    so_far = [(one["done"], one["differences"], one["first"]) for one in told if one["kind"] == "compared"]
+    assert so_far == [(n, int(n > 15), 15 if n > 15 else None) for n in range(1, 41)]
+    assert told[-1]["kind"] == "checked"
+    assert (told[-1]["done"], told[-1]["differences"], told[-1]["first"]) == (40, 1, 15)
+
+
+def test_the_file_of_an_upload_goes_with_its_comparison() -> None:
+    checking = UploadChecking("mine.jsonl", text_of_trace(), 85)
+    path = Path(checking._file.name)
+    assert checking.wait_checked(90)
+    assert (checking.checked.done, checking.checked.differences) == (85, 0)
+    assert path.stat().st_mode & 0o077 == 0
+    del checking
+    gc.collect()
+    assert not path.exists()
 
 
 def test_reading_tells_how_far_it_is() -> None:
