@@ -317,8 +317,15 @@ class Context:
     # -- saved states --------------------------------------------------------------------------
 
     def state_seq_get(self, seq: int, flags: int = 0) -> bytes:
-        """The state of one sequence (``llama_state_seq_get_data_ext``)."""
-        data = state.save_sequence(self.memory, seq, flags, self.device_states)
+        """The state of one sequence (``llama_state_seq_get_data_ext``); nothing if the memory refuses to
+        write it, with the reason in ``last_failure``."""
+        self.last_failure = None
+        try:
+            data = state.save_sequence(self.memory, seq, flags, self.device_states)
+        except StateError as err:
+            self._emit("state", what="refused", seq=seq, flags=flags, reason=str(err))
+            self._fail(0, str(err))
+            return b""
         self._emit("state", what="saved", seq=seq, flags=flags, n_bytes=len(data))
         return data
 

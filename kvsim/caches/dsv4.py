@@ -85,10 +85,6 @@ class DSV4Cache(CompositeMemory):
                 "deepseek4 cannot output the embeddings of all tokens; llama.cpp aborts. Use a context "
                 "without embeddings"
             )
-        if int(batch.pos[0].min(initial=0)) < 0:
-            raise CacheUsageError(
-                "deepseek4 cannot begin a sequence at position -1; llama.cpp aborts. Begin at 0"
-            )
         if batch.has_coupled and self.raw.swa.spec.is_quantized_k:
             raise CacheUsageError(
                 "tokens shared by several sequences cannot be copied in a quantised cache; llama.cpp aborts. "
@@ -114,6 +110,8 @@ class DSV4Cache(CompositeMemory):
         """Slots in the raw pair, then the plans. A plan that cannot be made raises, nothing has changed."""
         raw_ubatches = [per_sequence(ubatch) for ubatch in ubatches]
         try:
+            for ubatch in ubatches:
+                check_unplaced(ubatch)
             plans = {name: ring.plans(ubatches, self.rs_idx) for name, ring in self.rings.items()}
         except CacheUsageError:
             trial = copy.deepcopy(self.raw)
@@ -186,7 +184,8 @@ class DSV4Cache(CompositeMemory):
     def _is_known(self, seq: int) -> bool:
         return 0 <= seq < self.n_seq_max
 
-    def _check_known(self, op: str, seq: int, wildcard: bool = False) -> None:
+    def check_known(self, op: str, seq: int, wildcard: bool = False) -> None:
+        """Raise CacheUsageError if there is no such sequence."""
         if not (self._is_known(seq) or (wildcard and seq == -1)):
             raise CacheUsageError(
                 f"{op}: sequence {seq} is unknown; llama.cpp aborts. Use an id from 0 to {self.n_seq_max - 1}"
@@ -200,7 +199,7 @@ class DSV4Cache(CompositeMemory):
                 self.hazard("refuses-harmless-range", seq=seq, p0=p0, p1=p1)
             return False
         if p0 <= 0:
-            self._check_known("seq_rm", seq, wildcard=True)
+            self.check_known("seq_rm", seq, wildcard=True)
             self.raw.seq_rm(seq, p0, p1)
             self._clear_compressed(seq)
             return True
@@ -227,8 +226,8 @@ class DSV4Cache(CompositeMemory):
                 f"seq_cp({src}, {dst}, {p0}, {p1}): deepseek4 copies whole sequences only; llama.cpp aborts. "
                 f"Copy with p0 = p1 = -1"
             )
-        self._check_known("seq_cp", src)
-        self._check_known("seq_cp", dst)
+        self.check_known("seq_cp", src)
+        self.check_known("seq_cp", dst)
         if src != dst and self.rs_idx[src]:
             self.hazard("copy-ignores-rollback", src=src, dst=dst, depth=self.rs_idx[src])
         if src != dst:
@@ -242,7 +241,7 @@ class DSV4Cache(CompositeMemory):
 
     def seq_keep(self, seq: int) -> None:
         """Every other sequence is removed and its compressed data zeroed (O3)."""
-        self._check_known("seq_keep", seq)
+        self.check_known("seq_keep", seq)
         for other in range(self.n_seq_max):
             if other != seq:
                 self.raw.seq_rm(other, -1, -1)
@@ -270,11 +269,9 @@ class DSV4Cache(CompositeMemory):
     # -- saved states, pictures ----------------------------------------------------------------
 
     def state_write(self, io: StateWriter, seq: int = -1, flags: int = 0) -> None:
-        self._check_known("state_write", seq, wildcard=True)
         write_state(self, io, seq, flags)
 
     def state_read(self, io: StateReader, seq: int = -1, flags: int = 0) -> None:
-        self._check_known("state_read", seq, wildcard=True)
         read_state(self, io, seq, flags)
 
     def memory_breakdown(self) -> dict[str, int]:
@@ -287,6 +284,28 @@ class DSV4Cache(CompositeMemory):
             if ring.pending_copies:
                 copies = [list(pair) for pair in ring.pending_copies]
                 extra.setdefault("pending_copies", {})[f"{name}_state"] = copies
+
+
+def check_unplaced(ubatch: Ubatch) -> None:
+    """Tokens at position -1 have no place in a block, so there are fewer biases than tokens. Those are used
+    over and over again if that comes out even; raises CacheUsageError if not, or if a sequence has none but
+    such tokens beside others, for which llama.cpp reads beyond the ubatch."""
+    placed = ubatch.pos0 >= 0
+    n = int(placed.sum())
+    if n in (0, ubatch.n_tokens):
+        return
+    if ubatch.n_tokens % n:
+        raise CacheUsageError(
+            f"{ubatch.n_tokens - n} of {ubatch.n_tokens} tokens of a ubatch are at position -1; deepseek4's "
+            "compressors cannot be computed and llama.cpp aborts. Begin sequences at position 0"
+        )
+    reached = {s for i in np.flatnonzero(placed) for s in ubatch.seq_ids[i]}
+    missing = [s for s in ubatch.seq_id_unq if s not in reached]
+    if missing and all(len(ids) == 1 for ids in ubatch.seq_ids):
+        raise CacheUsageError(
+            f"sequence {missing[0]} has nothing but position -1 in a ubatch with other sequences; llama.cpp "
+            "reads beyond the end of the ubatch. Begin sequences at position 0"
+        )
 
 
 def per_sequence(ubatch: Ubatch) -> Ubatch:

@@ -13,6 +13,7 @@ import numpy as np
 from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.caches.dsv4_ring import expect_block, read_tensor_head, write_tensor_head
 from kvsim.errors import StateError
+from kvsim.memory import MAX_SEQ
 from kvsim.state import PARTIAL_ONLY, StateReader, StateWriter
 
 if TYPE_CHECKING:
@@ -24,11 +25,19 @@ ROWS_VERSION = 2
 
 
 def write_state(memory: DSV4Cache, io: StateWriter, seq: int, flags: int) -> None:
-    """Write everything, or one sequence; rings from the plane of a pending rollback."""
+    """Write everything, or one sequence; rings from the plane of a pending rollback.
+
+    Raises StateError for a sequence that the rings do not have, unless asking for its last position ends
+    llama.cpp before: CacheUsageError.
+    """
     partial = bool(flags & PARTIAL_ONLY)
     for value in (MAGIC, VERSION, int(partial)):
         io.u32(value)
     memory.raw.state_write(io, seq, flags)
+    if seq >= memory.n_seq_max:
+        if not partial and (memory.n_seq_max > 1 or seq >= MAX_SEQ):
+            memory.check_known("state_write", seq)
+        raise StateError(f"there is no sequence {seq}: the rings have {memory.n_seq_max} streams")
     if not partial:
         pos_max = memory.raw.seq_pos_max(seq) if seq >= 0 else -1
         for name, cache in memory.compressed.items():
@@ -36,7 +45,7 @@ def write_state(memory: DSV4Cache, io: StateWriter, seq: int, flags: int) -> Non
             n_rows = cache.size if seq < 0 else min(cache.size, (pos_max + 1) // ratio)
             _write_rows(cache, io, seq, n_rows)
     for ring in memory.rings.values():
-        ring.state_write(io, seq, memory.rs_idx)
+        ring.state_write(io, max(seq, -1), memory.rs_idx)
 
 
 def _write_rows(cache: AttentionLeaf, io: StateWriter, seq: int, n_rows: int) -> None:
@@ -68,6 +77,7 @@ def read_state(memory: DSV4Cache, io: StateReader, seq: int, flags: int) -> None
         raise StateError(
             f"the state is {kinds.get(mode, mode)}, but a {kinds[int(partial)]} one was asked for"
         )
+    memory.check_known("state_read", seq, wildcard=True)
     read_raw = False
     try:
         memory.raw.state_read(io, seq, flags)

@@ -13,8 +13,8 @@ import numpy as np
 
 from kvsim import window
 from kvsim.batch import Ubatch
-from kvsim.errors import CacheUsageError, StateError
-from kvsim.memory import BoolArray, IntArray, SlotInfo
+from kvsim.errors import StateError
+from kvsim.memory import MAX_SEQ, BoolArray, IntArray, SlotInfo
 from kvsim.models.cache_spec import LayerSpec
 
 if TYPE_CHECKING:
@@ -27,11 +27,19 @@ Mirror = list[SlotInfo | None]
 
 def write(cache: KVCache, io: StateWriter, seq: int) -> None:
     """Write the cells of ``seq`` that the window has not passed (-1: every cell). Nothing pending is
-    run first: positions include shifts that the rows do not (W4)."""
-    if seq < -1:
-        raise CacheUsageError(f"state_write: there is no sequence {seq}; use an id, or -1 for everything")
+    run first: positions include shifts that the rows do not (W4).
+
+    Raises StateError for an id that no cell can have, unless there is no cell at all to be asked.
+    """
+    if seq != -1 and not 0 <= seq < MAX_SEQ and any((table.pos != -1).any() for table in cache.cells):
+        raise StateError(
+            f"there is no sequence {seq}: ids go from 0 to {MAX_SEQ - 1}, and -1 stands for everything"
+        )
     io.u32(cache.n_stream)
     for stream in range(cache.n_stream):
+        if seq != -1 and stream != cache.stream_of(seq):
+            io.u32(0)
+            continue
         cells = np.flatnonzero(_saved(cache, stream, seq)).astype(np.int32)
         io.u32(len(cells))
         if len(cells):
@@ -44,7 +52,7 @@ def _saved(cache: KVCache, stream: int, seq: int) -> BoolArray:
     hi = cells.used_max_p1
     pos = cells.pos[:hi]
     kept: BoolArray = pos != -1
-    if seq != -1:
+    if seq != -1 and kept.any():
         kept &= cells.has(seq, hi)
         kept &= ~window.masked(cache.spec.swa_type, cache.spec.n_swa, pos, cells.seq_pos_max(seq))
     return kept

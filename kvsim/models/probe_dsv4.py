@@ -99,6 +99,8 @@ class _Block:
         """Run one compressor and store the rows it completes."""
         probe, view = self.probe, self.plans[name]
         spec, ring, plan = view.cache.spec, view.ring, view.plan
+        if not plan.state_pos.size:
+            return  # all at position -1: such a graph has no compressors
         layer = spec.layers[spec.map_layer_ids[self.il]]
         kv = probe.vectors(f"{name} kv {self.il}", self.ubatch, ring.spec.n_embd_state)
         score = probe.vectors(f"{name} score {self.il}", self.ubatch, ring.spec.n_embd_state)

@@ -129,12 +129,15 @@ def test_4_a_recurrent_memory_refuses_to_restore_into_an_unknown_sequence(unifie
 
 @pytest.mark.parametrize(("kind", "unified"), EVERY)
 def test_4_saving_an_unknown_sequence(kind: str, unified: bool) -> None:
-    """Ends with deepseek4 only; the others write an empty state."""
+    """Ends with deepseek4 only; the others write an empty state, or none where a cell is asked for an id
+    that it cannot have."""
     ctx = busy(kind, unified)
     if kind == "dsv4":
         assert_ends(ctx, lambda: ctx.state_seq_get(3))
         return
-    state = parse_state(ctx.state_seq_get(260), spec_of(ctx))
+    if kind != "recurrent":
+        assert ctx.state_seq_get(260) == b""
+    state = parse_state(ctx.state_seq_get(200), spec_of(ctx))
     for section in state.sections.values():
         assert not (
             section.cells if isinstance(section, RecurrentSection) else any(s.cells for s in section.streams)
@@ -217,10 +220,58 @@ def test_11_deepseek4_shared_tokens_in_a_quantised_cache() -> None:
     assert_ends(ctx, lambda: ctx.decode(entries(([0, 1], 0))))
 
 
-def test_12_deepseek4_beginning_at_minus_one() -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [([3], []), ([4], []), ([9], []), ([3, 3], []), ([1, 1], [4]), ([2], [2])]
+)
+def test_12_deepseek4_beginning_at_minus_one(before: list[int], after: list[int]) -> None:
+    """``before``: sequences of so many tokens from -1 on; ``after``: from 0 on, in the same batch. Fewer
+    biases than tokens of a ubatch, and the one number no multiple of the other."""
     ctx = context("dsv4")
-    decode(ctx, 0, 3)
-    assert_ends(ctx, lambda: ctx.decode(entries((1, -1))))
+    tokens = [(s, pos) for s, n in enumerate(before) for pos in range(-1, n - 1)]
+    tokens += [(s, pos) for s, n in enumerate(after, len(before)) for pos in range(n)]
+    assert_ends(ctx, lambda: ctx.decode(entries(*tokens)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ends"), [([1], [-1]), ([2], [0]), ([1, 1], [-1, -1]), ([2, 2], [0, 0]), ([3, 2], [1, 0])]
+)
+def test_12_deepseek4_short_starts_at_minus_one_come_out_even(lengths: list[int], ends: list[int]) -> None:
+    ctx = context("dsv4")
+    tokens = [(s, pos) for s, n in enumerate(lengths) for pos in range(-1, n - 1)]
+    assert ctx.decode(entries(*tokens)) == 0
+    assert [ctx.memory.seq_pos_max(s) for s in range(len(lengths))] == ends
+
+
+def test_12_deepseek4_a_sequence_at_minus_one_beside_another() -> None:
+    """llama.cpp reads beyond the arrays of the ubatch then."""
+    ctx = context("dsv4")
+    assert_ends(ctx, lambda: ctx.decode(entries((0, -1), (1, 0))))
+
+
+@pytest.mark.parametrize("flags", [0, PARTIAL_ONLY])
+@pytest.mark.parametrize(("n_seq_max", "seq"), [(1, 1), (1, 255), (1, -2), (3, -2), (3, 256)])
+def test_deepseek4_saves_nothing_of_an_unknown_sequence(n_seq_max: int, seq: int, flags: int) -> None:
+    ctx = context("dsv4", n_seq_max=n_seq_max)
+    decode(ctx, 0, 5)
+    assert ctx.state_seq_get(seq, flags) == b""
+    assert ctx.last_failure is not None
+    assert f"no sequence {seq}" in str(ctx.last_failure)
+
+
+def test_deepseek4_with_several_streams_asks_for_the_end_of_an_unknown_sequence() -> None:
+    """An assertion; a partial state does not ask, and is refused."""
+    ctx = context("dsv4", n_seq_max=3)
+    decode(ctx, 0, 5)
+    assert_ends(ctx, lambda: ctx.state_seq_get(3))
+    assert ctx.state_seq_get(3, PARTIAL_ONLY) == b""
+
+
+def test_deepseek4_looks_at_the_kind_of_a_state_before_the_sequence() -> None:
+    ctx = context("dsv4")
+    decode(ctx, 0, 5)
+    whole = ctx.state_seq_get(0)
+    assert ctx.state_seq_set(whole, 3, PARTIAL_ONLY) == 0
+    assert_ends(ctx, lambda: ctx.state_seq_set(whole, 3))
 
 
 @pytest.mark.parametrize("unified", [True, False])

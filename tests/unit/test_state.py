@@ -187,9 +187,14 @@ def test_w4_positions_are_shifted_rows_are_not_and_nothing_is_flushed() -> None:
     assert (positions(other)[:2], other.has_shift, rows_of(other)[0]) == ([5, 6], False, (1, 129))
 
 
-def test_there_is_no_sequence_below_minus_one() -> None:
-    with pytest.raises(CacheUsageError, match="no sequence -2"):
-        saved(cache_with_rows(), -2)
+@pytest.mark.parametrize("seq", [-2, 256, 300])
+def test_w5_a_cell_cannot_be_asked_for_an_id_that_does_not_exist(seq: int) -> None:
+    """llama.cpp then saves nothing at all; without a single cell it saves an empty state."""
+    cache = cache_with_rows()
+    assert saved(cache, seq) == saved(cache, 0)
+    fill(cache, range(2))
+    with pytest.raises(StateError, match=f"no sequence {seq}: ids go from 0 to 255"):
+        saved(cache, seq)
 
 
 # -- reading -----------------------------------------------------------------------------------------
