@@ -1,4 +1,4 @@
-// Tokens in flight: from the batch rail to their cells, and back when a ubatch fails.
+// Tokens in flight: from the batch rail to their cells, and back when a ubatch fails; without cells, to their states.
 
 import { box, drawCell, gapOf } from "./cells.js";
 import { clamp, inOut, number } from "./format.js";
@@ -14,7 +14,7 @@ export class Flights {
   ubatch(u, start, first, asRuns, back) {
     const delay = Math.min(BETWEEN, (MOST_A_UBATCH - FLY) / Math.max(u.n, 1));
     const rail = this.motion.player.rail;
-    let end = start;
+    let end = u.w.length ? start : this._intoStates(u, start, first, delay, asRuns);
     u.w.forEach(([k, runs]) => {
       if (this.motion.player.lanes[k].root.hidden) return;
       let j = 0;
@@ -30,7 +30,34 @@ export class Flights {
       const t = p * (end - start), landed = clamp((t - FLY) / Math.max(delay * n, 1)) * n, left = clamp(t / Math.max(delay * n, 1)) * n;
       rail.draw(placed + Math.floor(landed), Math.floor(left) - Math.floor(landed));
     }, leave: () => rail.draw(placed + n) });
-    return u.w.length ? end : start;
+    return end;
+  }
+
+  // A memory without cells: tokens fall into the states of their sequences.
+  _intoStates(u, start, first, delay, asRuns) {
+    const places = new Map();
+    let end = start, j = 0;
+    for (const [owner, n] of u.rows) {
+      const [seq] = this.motion.player.model.owners[owner];
+      for (let c = 0; c < n; c++, j++) {
+        const token = first + j;
+        if (!asRuns || c === 0) end = Math.max(end, this.motion.add(start + j * delay, FLY, { draw: (p) => this._fall(places, seq, token, p) }));
+      }
+    }
+    return end;
+  }
+
+  _fall(places, seq, token, p) {
+    const { player, ctx, origin } = this.motion;
+    if (!places.has(seq)) places.set(seq, player.stage.recurrent.placeOf(seq));
+    const to = places.get(seq), from = player.rail.slotAt(token), e = inOut(p);
+    if (!to) return; // its first token: it has no state yet
+    ctx.fillStyle = player.theme.color(seq);
+    ctx.strokeStyle = player.theme.edge(seq);
+    ctx.lineWidth = 1;
+    box(ctx, from.x + (to.x - from.x) * e - origin.left - 4, from.y + (to.y - from.y) * e - origin.top - 4, 8, 8, 2);
+    ctx.fill();
+    ctx.stroke();
   }
 
   _flyToken(u, k, run, c, from, token, back) {

@@ -24,6 +24,7 @@ export class Lane {
     this.held = new Map();
     this.ghosts = new Map();
     this.rings = new Set();
+    this.passed = [];
     this.title = el("span", "kv-lane-name", this.spec.cache);
     this.facts = el("span", "kv-lane-facts");
     this.rail = el("canvas", "kv-rail");
@@ -104,16 +105,27 @@ export class Lane {
       if (moving) this.held.set(change.cell, { ...change, reuse: lane.reuse0?.[change.cell] });
       else if (GONE.includes(change.kind)) this.ghosts.set(change.cell, change);
     }
+    this.passed = moving ? this._passed(lane) : [];
+    for (const i of this.passed) this.held.set(i, { ...this._content(i), cell: i, reuse: 0 });
     this.draw();
+  }
+
+  // Cells that hold what they held and have fallen out of the window.
+  _passed({ reuse, reuse0 }) {
+    if (!reuse) return [];
+    return Array.from(reuse.keys()).filter((i) => reuse[i] && !reuse0[i] && !this.held.has(i));
+  }
+
+  // What a cell holds, as columns.
+  _content(i) {
+    const cells = this.player.model.now[this.k];
+    return { owner: cells.owner[i], pos: cells.pos[i], shift: cells.shift[i], tok: cells.tok[i], unknown: cells.unknown[i] || this.awaits };
   }
 
   // What is to be drawn in a cell now.
   cell(i) {
-    const { model } = this.player;
-    const was = this.held.get(i), cells = model.now[this.k];
-    const from = was ?? { owner: cells.owner[i], pos: cells.pos[i], shift: cells.shift[i], tok: cells.tok[i],
-      unknown: cells.unknown[i] || this.awaits, reuse: this.frame?.reuse?.[i] };
-    return { ...from, owner: model.owners[from.owner] };
+    const from = this.held.get(i) ?? { ...this._content(i), reuse: this.frame?.reuse?.[i] };
+    return { ...from, owner: this.player.model.owners[from.owner] };
   }
 
   // Let the change of these cells be seen.

@@ -9,6 +9,7 @@ const PITCH = 62, SIZE = 56, HEIGHT = 70;
 export class Lens {
   constructor(player) {
     this.player = player;
+    this.turn = 0; // how far pending keys have turned, in 0..1 (motion)
     this.what = el("span", "kv-secondary");
     this.canvas = el("canvas", { class: "kv-lens", "aria-hidden": "true" });
     this.canvas.style.marginLeft = `${GUTTER - 4}px`;
@@ -31,8 +32,8 @@ export class Lens {
     this.canvas.getContext("2d").setTransform(dpr, 0, 0, dpr, 4 * dpr, 4 * dpr);
   }
 
-  // Show the cells around `cell` of `lane`. `turn` in 0..1: how far pending keys have turned (motion).
-  draw(lane, cell, turn = 0) {
+  // Show the cells around `cell` of `lane`.
+  draw(lane, cell) {
     this.lane = lane;
     const size = lane.spec.size;
     this.first = Math.max(0, Math.min(size - this.n, cell - Math.floor(this.n / 2)));
@@ -40,17 +41,17 @@ export class Lens {
     this.what.textContent = `cells ${number(this.first)}–${number(last)} of ${lane.name}: position, token, and the angle of the key while a shift is pending`;
     const ctx = this.canvas.getContext("2d");
     ctx.clearRect(-4, -4, this.n * PITCH + 8, HEIGHT + 8);
-    for (let i = this.first; i <= last; i++) this._cell(ctx, lane, i, (i - this.first) * PITCH, turn);
+    for (let i = this.first; i <= last; i++) this._cell(ctx, lane, i, (i - this.first) * PITCH);
   }
 
-  _cell(ctx, lane, i, x, turn) {
+  _cell(ctx, lane, i, x) {
     const { theme, selected, hovered, model } = this.player;
     const cell = lane.cell(i), full = HEIGHT - 2;
     ctx.fillStyle = theme.cell;
     if (cell.owner.length) ctx.fillStyle = cellFill(ctx, theme, cell, 54);
     box(ctx, x, 0, SIZE, full, 5);
     ctx.fill();
-    if (cell.owner.length) this._inside(ctx, theme, cell, x, full, turn);
+    if (cell.owner.length) this._inside(ctx, theme, cell, x, full);
     else this._empty(ctx, theme, lane, i, x, full);
     const isRing = lane.rings.has(i), isSelected = selected?.lane === lane.k && selected.cell === i;
     if (isRing || isSelected || (hovered?.lane === lane.k && hovered.cell === i)) {
@@ -94,7 +95,7 @@ export class Lens {
     }
   }
 
-  _inside(ctx, theme, cell, x, full, turn) {
+  _inside(ctx, theme, cell, x, full) {
     const plate = cell.owner.length > 1 || cell.unknown || cell.reuse;
     const [first] = cell.owner;
     ctx.strokeStyle = theme.edge(first);
@@ -113,7 +114,7 @@ export class Lens {
     ctx.font = `600 15px ${theme.mono}`;
     ctx.fillText(number(cell.pos), x + SIZE / 2, cell.shift ? 14 : 21, SIZE - 14);
     if (cell.shift) {
-      dial(ctx, ink, x + SIZE / 2, 44, 14, cell.pos, cell.shift, turn);
+      dial(ctx, ink, x + SIZE / 2, 44, 14, cell.pos, cell.shift, this.turn);
       this._corner(ctx, theme, x);
     } else {
       ctx.font = `500 11.5px ${theme.sans}`;

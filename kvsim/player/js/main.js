@@ -72,6 +72,7 @@ export class Player {
   get lanes() { return this.stage.lanes; }
   get rail() { return this.stage.rail; }
   get rulers() { return this.stage.rulers; }
+  get lens() { return this.stage.lens; }
   get labels() { return LABELS[this.labelMode]; }
 
   // Another recording, or the same one: keeps speed and labels.

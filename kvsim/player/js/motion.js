@@ -7,8 +7,9 @@ import { box, drawCell, gapOf, labelFont } from "./cells.js";
 import { GONE, SHARE, RELEASE, SHIFT, TURN, WRITE } from "./model.js";
 import { Flights } from "./flights.js";
 import { clamp, inOut, number, out } from "./format.js";
+import { dial } from "./lens.js";
 
-const LONGEST = 1200, BETWEEN = 12, MOST_FLIGHTS = 400, STATE = 300, SLIDE = 240;
+const LONGEST = 1200, BETWEEN = 12, MOST_FLIGHTS = 400, STATE = 300, SLIDE = 240, TURNING = 420;
 
 export class Motion {
   constructor(player, canvas) {
@@ -53,7 +54,9 @@ export class Motion {
       if (t >= track.from && t < track.to) track.draw?.(clamp((t - track.from) / (track.to - track.from)));
       if (t >= track.to && !track.left) { track.left = true; track.leave?.(); }
     }
-    for (const lane of this.player.lanes) if (lane.marksDirty) lane.drawMarks();
+    const changed = this.player.lanes.filter((lane) => lane.marksDirty);
+    for (const lane of changed) lane.drawMarks();
+    if (changed.length) this.player.stage.drawLens(this.frame);
     if (t >= this.length) this.stop();
     return this.running;
   }
@@ -86,7 +89,8 @@ export class Motion {
   _decode(frame, only) {
     let t = this._turn(frame, 0);
     const { step } = frame;
-    const tokens = (step.u ?? []).reduce((sum, u) => sum + u.w.reduce((s, [, runs]) => s + runs.reduce((a, r) => a + r[1], 0), 0), 0);
+    const flying = (u) => u.w.reduce((sum, [, runs]) => sum + runs.reduce((n, run) => n + run[1], 0), 0) || u.n;
+    const tokens = (step.u ?? []).reduce((sum, u) => sum + flying(u), 0);
     let first = 0;
     const back = [];
     (step.u ?? []).forEach((u, index) => {
@@ -94,7 +98,7 @@ export class Motion {
       first += u.n;
     });
     if (back.length) t = this.flights.rewind(back, t);
-    return this._states(frame, 0, this._fade(frame, t));
+    return this._states(frame, 0, this._window(frame, this._fade(frame, t)));
   }
 
   // -- everything else -----------------------------------------------------------------------
@@ -105,7 +109,7 @@ export class Motion {
     t = this._roll(frame, t > 0 ? t - 60 : 0);
     t = this._turn(frame, t);
     t = this._copy(frame, t);
-    return this._states(frame, t, this._wave(frame, t));
+    return this._states(frame, t, this._window(frame, this._wave(frame, t)));
   }
 
   // Rings of compressors turn from `start` on; recurrent states change once all cells have, at `end`: pointers slide to
@@ -120,9 +124,9 @@ export class Motion {
     if (!recurrent.moves(frame)) return last;
     let moved = [];
     return Math.max(last, this.add(end, SLIDE, {
-      enter: () => { moved = recurrent.change(frame); },
+      enter: () => { moved = recurrent.change(frame); for (const { node } of moved) node.classList.add("kv-sliding"); },
       draw: (p) => { for (const { node, dx, dy } of moved) node.style.transform = `translate(${dx * (1 - inOut(p))}px, ${dy * (1 - inOut(p))}px)`; },
-      leave: () => { for (const { node } of moved) node.style.transform = ""; },
+      leave: () => { for (const { node } of moved) { node.style.transform = ""; node.classList.remove("kv-sliding"); } },
     }));
   }
 
@@ -188,24 +192,58 @@ export class Motion {
     ctx.restore();
   }
 
-  // Before a decode the pending keys turn: the corners lift off, the lens' needles follow.
+  // Before a decode the pending keys turn: where there is room each cell shows its dial, else the corners lift off.
   _turn(frame, start) {
-    const { lanes, theme } = this.player;
-    const turned = lanes.flatMap((lane, k) => frame.lanes[k].changes.filter((c) => c.kind === TURN && c.shift).map((c) => ({ lane, k, c })));
+    const { lanes, model, lens } = this.player;
+    const turned = lanes.flatMap((lane, k) => frame.lanes[k].changes.filter((c) => c.kind === TURN && c.shift && !lane.root.hidden)
+      .map((c) => ({ lane, k, c, owner: model.owners[c.owner] })));
     if (!turned.length) return start;
-    return this.add(start, 260, {
-      enter: () => turned.forEach(({ lane, c }) => lane.release([c.cell])),
+    const shown = turned.filter(({ lane, c }) => lane.pw >= 9 && c.cell < lane.rows * lane.cols).slice(0, 800);
+    return this.add(start, TURNING, {
       draw: (p) => {
-        this.ctx.globalAlpha = 1 - p;
-        this.ctx.fillStyle = theme.ink;
-        for (const { lane, k, c } of turned.slice(0, 800)) {
-          if (lane.pw < 9 || c.cell >= lane.rows * lane.cols) continue;
-          const { x, y, p: pitch } = this.at(k, c.cell), size = pitch >= 24 ? 8 : 5, lift = out(p) * pitch * 0.6;
-          this.ctx.beginPath();
-          this.ctx.moveTo(x + pitch - gapOf(pitch) / 2 - size, y - lift);
-          this.ctx.lineTo(x + pitch - gapOf(pitch) / 2, y - lift);
-          this.ctx.lineTo(x + pitch - gapOf(pitch) / 2, y + size - lift);
-          this.ctx.fill();
+        lens.turn = inOut(p);
+        this.player.stage.drawLens(frame);
+        for (const one of shown) if (one.lane.pw >= 18) this._dial(one, inOut(p)); else this._liftCorner(one, p);
+      },
+      leave: () => { lens.turn = 0; for (const { lane, c } of turned) lane.release([c.cell]); },
+    });
+  }
+
+  _dial({ k, c, owner }, turn) {
+    const { ctx } = this, { theme } = this.player, { x, y, p: pitch } = this.at(k, c.cell), gap = gapOf(pitch);
+    drawCell(ctx, theme, x + gap / 2, y + gap / 2, pitch - gap, pitch, { ...c, owner, shift: 0 }, "");
+    ctx.fillStyle = theme.bg;
+    ctx.beginPath();
+    ctx.arc(x + pitch / 2, y + pitch / 2, pitch * 0.38, 0, 2 * Math.PI);
+    ctx.fill();
+    dial(ctx, theme.ink, x + pitch / 2, y + pitch / 2, pitch * 0.34, c.pos, c.shift, turn);
+  }
+
+  _liftCorner({ k, c }, p) {
+    const { ctx } = this, { x, y, p: pitch } = this.at(k, c.cell), size = 5, top = y - out(p) * pitch * 0.3;
+    ctx.globalAlpha = 1 - p;
+    ctx.fillStyle = this.player.theme.ink;
+    ctx.beginPath();
+    ctx.moveTo(x + pitch - gapOf(pitch) / 2 - size, top);
+    ctx.lineTo(x + pitch - gapOf(pitch) / 2, top);
+    ctx.lineTo(x + pitch - gapOf(pitch) / 2, top + size);
+    ctx.fill();
+    ctx.globalAlpha = 1;
+  }
+
+  // Cells that the window has passed fade to the hatch of what may be reused.
+  _window(frame, start) {
+    const { lanes, theme, model } = this.player;
+    const passed = lanes.flatMap((lane, k) => lane.passed.map((i) => ({ lane, k, was: lane.held.get(i), i })));
+    if (!passed.length) return start;
+    const shown = passed.length > 1500 ? [] : passed.filter(({ lane, i }) => !lane.image && i < lane.rows * lane.cols);
+    return this.add(start, 160, {
+      enter: () => lanes.forEach((lane) => lane.release(lane.passed)),
+      draw: (p) => {
+        this.ctx.globalAlpha = 1 - out(p);
+        for (const { lane, k, was, i } of shown) {
+          const { x, y, p: pitch } = this.at(k, i), gap = gapOf(pitch);
+          drawCell(this.ctx, theme, x + gap / 2, y + gap / 2, pitch - gap, pitch, { ...was, owner: model.owners[was.owner] }, lane.pw >= 24 ? number(was.pos) : "");
         }
         this.ctx.globalAlpha = 1;
       },

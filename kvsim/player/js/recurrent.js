@@ -37,14 +37,15 @@ export class Recurrent {
     this.cards.replaceChildren(...now.cells.map((cell) => this._card(cell, before?.cells[cell[0]], now, before, tails.get(cell[0]) ?? [], frame)));
   }
 
-  // Show the frame, and return what has gone from one place to another, to be slid there: [{node, dx, dy}].
+  // Show the frame, and return what has gone from one place to another, to be slid there: [{node, dx, dy}]. A state
+  // that went to another card takes its pointer with it; within a card the pointer moves alone.
   change(frame) {
     const before = this._places();
     this.draw(frame);
     const moved = [];
     for (const [key, { node, card, x, y }] of this._places()) {
-      const from = before.get(key);
-      if (from && (from.card !== card || (from.y !== y && !key.startsWith("tail")))) moved.push({ node, dx: from.x - x, dy: from.y - y });
+      const from = before.get(key), within = /^(pointer|state)/.test(key);
+      if (from && (within ? from.card === card && from.y !== y : from.card !== card)) moved.push({ node, dx: from.x - x, dy: from.y - y });
     }
     return moved;
   }
@@ -77,7 +78,7 @@ export class Recurrent {
     const fresh = seqs.length ? this._lastTokens(seqs[0], frame) : 0;
     const planes = Array.from({ length: this.spec.n_rs_seq + 1 }, (_, p) => this._plane(p, depth, pos, seqs, fresh, theme));
     const card = el("div", { class: `kv-card ${changed ? "kv-card-now" : ""} ${seqs.length ? "" : "kv-card-empty"}` }, [
-      el("div", "kv-card-head", [el("span", "kv-secondary", `cell ${number(i)}`), seqs.length ? chips(this.player, seqs.slice(0, 4)) : el("span", "kv-quiet", was?.[5].length ? "let go now" : "empty")]),
+      el("div", "kv-card-head", [el("span", "kv-secondary", `cell ${number(i)}`), seqs.length ? this._owners(seqs) : el("span", "kv-quiet", was?.[5].length ? "let go now" : "empty")]),
       ...planes]);
     const rolled = depth ? `, rolled back ${number(depth)}` : "";
     const moved = src >= 0 && src !== i && seqs.length ? `, state from cell ${number(src)}` : "";
@@ -87,6 +88,12 @@ export class Recurrent {
     if (seqs.length) card.addEventListener("click", () => this.player.select({ seq: seqs[0] }));
     if (selected?.seq != null && seqs.includes(selected.seq)) card.classList.add("kv-card-selected");
     return node;
+  }
+
+  _owners(seqs) {
+    const shown = chips(this.player, seqs.slice(0, 4));
+    shown.dataset.key = `owner ${seqs.join()}`;
+    return shown;
   }
 
   // How many tokens of a sequence its last ubatch had: older planes are stale.
@@ -111,6 +118,7 @@ export class Recurrent {
     const plane = el("div", `kv-plane ${read ? "kv-plane-read" : dropped ? "kv-plane-dropped" : "kv-plane-old"}`, [el("span", "", `plane ${p}`), state,
       read ? el("i", { class: "kv-pointer", "data-key": `pointer ${seqs[0]}` }) : null]);
     if (read) {
+      plane.dataset.key = `bar ${seqs[0]}`;
       plane.style.background = seqs.length > 1
         ? `repeating-linear-gradient(45deg, ${seqs.slice(0, 4).map((s, j) => `${theme.color(s)} ${j * 6}px ${(j + 1) * 6}px`).join(", ")})` : theme.color(seqs[0]);
       plane.style.color = seqs.length > 1 ? theme.ink : theme.label(seqs[0]);
