@@ -18,8 +18,8 @@ from engine.rows import WORD, owner_words
 from engine.sync import read_back, upload
 from kvsim.batch import Ubatch
 from kvsim.caches.attention_leaf import Mirror
-from kvsim.errors import CacheUsageError, StateError
-from kvsim.memory import SlotInfo
+from kvsim.errors import StateError
+from kvsim.memory import MAX_SEQ, SlotInfo
 from kvsim.models.cache_spec import LayerSpec
 from kvsim.models.params import SwaType
 
@@ -37,11 +37,23 @@ class _MisfitError(StateError):
 
 
 def write(cache: KVCache, io: StateWriter, seq: int) -> None:
-    """Write the cells of ``seq`` that its window has not passed (-1: every cell)."""
-    if seq < -1:
-        raise CacheUsageError(f"state_write: sequence {seq} cannot be; use an id, or -1 for everything")
+    """Write the cells of ``seq`` that its window has not passed (-1: every cell).
+
+    Raises StateError for an id that no cell can have, unless there is no cell at all to be asked.
+    """
+    if (
+        seq != -1
+        and not 0 <= seq < MAX_SEQ
+        and any(len(_saved_cells(cache, s, -1)[0]) for s in range(cache.n_stream))
+    ):
+        raise StateError(
+            f"there is no sequence {seq}: ids go from 0 to {MAX_SEQ - 1}, and -1 stands for everything"
+        )
     io.u32(cache.n_stream)
     for stream in range(cache.n_stream):
+        if seq != -1 and stream != cache.stream_of(seq):
+            io.u32(0)
+            continue
         cells, pos, tok, x, y, owners = _saved_cells(cache, stream, seq)
         io.u32(len(cells))
         if len(cells):
