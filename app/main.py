@@ -12,7 +12,17 @@ if str(ROOT) not in sys.path:  # run from a checkout that is not installed
     sys.path.insert(0, str(ROOT))
 
 from app import style  # noqa: E402
-from app.views import attention, compare, lessons, memory, playground, replay, workload  # noqa: E402
+from app.views import (  # noqa: E402
+    attention,
+    compare,
+    explanations,
+    findings,
+    lessons,
+    memory,
+    playground,
+    replay,
+    workload,
+)
 
 st.set_page_config(page_title="kvsim", page_icon=style.ICON, layout="wide")
 st.html(style.CSS)
@@ -26,6 +36,8 @@ PAGES = {
     "attention": st.Page(attention.show, title="Attention", url_path="attention"),
     "memory": st.Page(memory.show, title="Memory", url_path="memory"),
     "workload": st.Page(workload.show, title="Workload", url_path="workload"),
+    "findings": st.Page(findings.show, title="Findings", url_path="findings"),
+    "explanations": st.Page(explanations.show, title="Explanations", url_path="explanations"),
 }
 st.session_state["pages"] = PAGES  # for links from one page to another
 

@@ -91,8 +91,8 @@ def _served() -> None:
     if any(not task.over for task in tasks):
         _waiting(tasks, NAMES)
     for name, task in zip(NAMES, tasks, strict=False):
-        if task.state == "failed":
-            st.error(f"{name}: {task.error}")
+        if task.state in ("failed", "cancelled"):
+            st.error(f"{name}: {task.error or 'cancelled; what was served until then stays.'}")
             st.button("Try again", key=f"wl-again-{name}", on_click=session.again, args=(task,))
     told = [
         (name, setup, task.of_kind("account")[-1], task.of_kind("begin")[-1])

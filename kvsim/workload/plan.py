@@ -107,7 +107,8 @@ def plan(
     """Simulate from the smallest configuration on until one is within the limits.
 
     ``whole``: simulate every configuration, each to its end, so that what they cost and what they do can be
-    seen side by side; the result is the same.
+    seen side by side. The best one is the same; ``binding`` then has all limits that are broken, not only the
+    one at which a simulation was ended.
 
     ``requests`` gives the workload anew for each. Bytes are those of the caches. A configuration that is too
     large is tried as well, so that a plan without result can say whether memory is what stands in the way.
