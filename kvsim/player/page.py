@@ -2,7 +2,8 @@
 
 The page states its own Content-Security-Policy: nothing may be loaded, and only the one script and the one
 style that stand in it may act, named by their hashes. A server or an embedding page may be as strict: the
-player builds its elements one by one, evaluates no text, and sets no style attributes.
+player builds its elements one by one, evaluates no text, and sets no style attributes. Its two fonts stand in
+the style; where a policy forbids even those, the fonts of the system take their place.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from kvsim.player.bundle import bundle, stylesheet
@@ -32,6 +35,8 @@ _PAGE = """<!doctype html>
 
 _STYLE = "\nhtml, body { margin: 0; }\n"
 
+FONTS = Path(__file__).parent / "fonts"
+
 _START = """
 const { payload, notes, ...options } = JSON.parse(document.getElementById("payload").textContent);
 window.kvsim = mount(document.body, payload, options);
@@ -52,16 +57,26 @@ def page(
 
     ``notes`` says per step what a replay met (:mod:`kvsim.player.notes`).
     """
-    style, script = _STYLE + stylesheet(), "\n" + bundle("main") + _START
+    style, script = _STYLE + _fonts() + stylesheet(), "\n" + bundle("main") + _START
     told = {str(i): note for i, note in (notes or {}).items()}
     data = {"payload": payload, "at": at, "theme": theme, "height": height, "notes": told}
     name = str(payload.get("name") or "kvsim")
     return _PAGE.format(
-        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}",
+        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; font-src data:",
         title=name.replace("&", "&amp;").replace("<", "&lt;"),
         style=style,
         payload=_json(data),
         script=script,
+    )
+
+
+@cache
+def _fonts() -> str:
+    """The player's fonts as rules that need no file beside the page."""
+    return "".join(
+        f'@font-face {{ font-family: "kvsim {name.title()}"; font-weight: 400 700; src: '
+        f'url("data:font/woff2;base64,{base64.b64encode((FONTS / f"{name}.woff2").read_bytes()).decode()}"); }}\n'
+        for name in ("sans", "mono")
     )
 
 

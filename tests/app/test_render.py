@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import kvsim
 from kvsim.cli import app
 from kvsim.errors import KvsimError, TraceError
+from kvsim.player.page import _fonts
 from kvsim.player.palette import SEQUENCES
 from kvsim.render import Wanted, render
 from kvsim.render import film as films
@@ -190,6 +191,19 @@ def test_a_page_opens_offline_and_keeps_its_own_policy(opened, tmp_path) -> None
     )
     assert page.evaluate("window.hurt") is None
     assert "Content Security Policy" in told[0]
+    page.context.close()
+
+
+@pytest.mark.browser
+def test_a_page_brings_its_fonts(opened, tmp_path) -> None:
+    """Both are drawn with, offline, and weigh little."""
+    page = new_page(opened, [], offline=True)
+    page.goto(make(tmp_path, "x.html", first=18).as_uri())
+    page.locator(".kv-say").wait_for()
+    loaded = "async () => { await document.fonts.ready; return [...document.fonts].map(f => [f.family, f.status]); }"
+    assert page.evaluate(loaded) == [["kvsim Sans", "loaded"], ["kvsim Mono", "loaded"]]
+    assert page.locator(".kv-say").evaluate("e => getComputedStyle(e).fontFamily").startswith('"kvsim Sans"')
+    assert len(_fonts()) < 60_000
     page.context.close()
 
 
