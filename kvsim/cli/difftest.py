@@ -36,7 +36,7 @@ def difftest_command(
     weight: Annotated[
         list[str], typer.Option(metavar="OP=N", help="How often an operation is chosen; may be repeated.")
     ] = [],  # noqa: B006 - typer copies it
-    rows: Annotated[bool, typer.Option("--rows", help="Compare the engine's rows and masks too.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Compare rows, masks, logits, states too.")] = False,
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do only part I of N.")] = "1/1",
     report: Annotated[
         Path | None, typer.Option(help="Where the report goes; a run goes on where its own report ends.")

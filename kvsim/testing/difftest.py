@@ -52,7 +52,8 @@ class Shard:
 class Campaign:
     """What is tested, and with what. ``subject``: ``reference`` (against the ledger alone), ``engine``,
     ``module:Class``; or ``command``: a program that speaks the protocol of docs/protocol.md. ``memory``: a
-    member of the family, or ``all``. ``rows``: the engine's rows are compared with the reference's too."""
+    member of the family, or ``all``. ``rows``: what a subject tells of its rows, masks, logits and saved states
+    is compared with a reference that has them."""
 
     subject: str = "reference"
     command: tuple[str, ...] = ()
@@ -66,8 +67,8 @@ class Campaign:
     def __post_init__(self) -> None:
         if self.memory != "all" and self.memory not in CACHES:
             raise KvsimError(f"unknown memory {self.memory!r}: give all, or one of {', '.join(CACHES)}")
-        if self.rows and self.subject != "engine":
-            raise KvsimError("rows are compared of the engine only: give --subject engine")
+        if self.rows and self.subject == "reference" and not self.command:
+            raise KvsimError("rows are compared with the reference's: give --subject or --exec too")
         if self.profile not in PROFILES:
             raise KvsimError(f"unknown profile {self.profile!r}: give one of {', '.join(PROFILES)}")
 
@@ -87,18 +88,17 @@ class Campaign:
 
     def subjects(self) -> list[Subject]:
         """The leader, and the subject beside it unless the reference itself is tested."""
-        if self.command:
-            return [LedgerSubject(), PipeSubject(self.command)]
-        if self.subject == "reference":
+        if self.subject == "reference" and not self.command:
             return [LedgerSubject()]
-        if self.rows:
-            ours = RowsSubject("reference with rows", lambda c: LeafFactory(data=True, sizes=c.sizes))
-            return [
-                LedgerSubject(),
-                ours,
-                RowsSubject("engine", partial(engine_leaves, data=True), engine_attend),
-            ]
-        return [LedgerSubject(), subject_named(self.subject)]
+        beside = [RowsSubject("reference with rows", _with_rows)] if self.rows else []
+        return [LedgerSubject(), *beside, self._tested()]
+
+    def _tested(self) -> Subject:
+        if self.command:
+            return PipeSubject(self.command)
+        if self.rows and self.subject == "engine":
+            return RowsSubject("engine", partial(engine_leaves, data=True), engine_attend)
+        return subject_named(self.subject)
 
     def configs(self) -> list[tuple[CacheInfo, Config]]:
         """The configurations in the order of the sessions. Raises KvsimError if there is none."""
@@ -115,6 +115,10 @@ class Campaign:
             known = ", ".join(sorted(subject.memories)) or "no memory"
             raise KvsimError(f"nothing to test: {subject.name} implements {known}, none of it was asked for")
         return found
+
+
+def _with_rows(config: Config) -> LeafFactory:
+    return LeafFactory(data=True, sizes=config.sizes)
 
 
 @dataclass

@@ -6,6 +6,7 @@ whatever else it does (dying, hanging, talking nonsense, flooding) is a finding,
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import selectors
@@ -17,6 +18,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import IO, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvsim.errors import CacheUsageError
 from kvsim.models.context_params import resolve
 from kvsim.models.memory_spec import memory_spec
@@ -26,6 +30,7 @@ from kvsim.testing.subject import (
     OPERATIONS,
     Observes,
     Picture,
+    Rows,
     Subject,
     SubjectError,
     UnsupportedError,
@@ -48,6 +53,7 @@ class PipeSubject(Subject):
         self.timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._picture: Picture = {}
+        self._answer: dict[str, Any] = {}
         self._greet()
 
     # -- the protocol --------------------------------------------------------------------------
@@ -87,6 +93,7 @@ class PipeSubject(Subject):
         return ret
 
     def _take(self, answer: dict[str, Any]) -> None:
+        self._answer = answer
         after = answer.get("after")
         if answer.get("i") != self._i or not isinstance(after, dict):
             raise SubjectError("garbage", f'its answer {_short(answer)} lacks "i": {self._i} or "after"')
@@ -94,6 +101,27 @@ class PipeSubject(Subject):
 
     def snapshot(self) -> Picture:
         return self._picture
+
+    # -- what a program may tell besides -------------------------------------------------------
+
+    def read_rows(self) -> Rows | None:
+        rows = self._answer.get("rows")
+        if rows is None:
+            return None
+        if not isinstance(rows, dict):
+            raise SubjectError("garbage", f'its "rows" are no object: {_short(rows)}')
+        return {where: _numbers("rows", values) for where, values in rows.items()}
+
+    def logits(self) -> NDArray[np.float32] | None:
+        logits = self._answer.get("logits")
+        return None if logits is None else _numbers("logits", logits)
+
+    def state(self) -> bytes | None:
+        state = self._answer.get("state")
+        try:
+            return None if state is None else base64.b64decode(state, validate=True)
+        except (ValueError, TypeError) as error:
+            raise SubjectError("garbage", f'its "state" is no base64: {error}') from error
 
     # -- the process ---------------------------------------------------------------------------
 
@@ -220,6 +248,13 @@ def setup(config: Config) -> dict[str, Any]:
         "caches": caches,
         "header": header_of(config.model, config.params, sizes=config.sizes, name=config.name).to_json(),
     }
+
+
+def _numbers(key: str, values: Any) -> NDArray[np.float32]:
+    try:
+        return np.array(values, np.float32)
+    except (ValueError, TypeError) as error:
+        raise SubjectError("garbage", f'its "{key}" are no table of numbers: {_short(values)}') from error
 
 
 def _keep(pipe: IO[bytes], said: deque[str]) -> None:
