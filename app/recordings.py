@@ -13,8 +13,6 @@ from kvsim.player.payload import Packer
 from kvsim.trace import Header, Step, Trace, read_trace
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "traces"
-MAX_UPLOAD_MIB = 512
-"""2,000 operations on 8,192 cells, each with its picture, are 270 MiB, or 70 compressed."""
 
 
 @dataclass(frozen=True)

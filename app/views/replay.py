@@ -14,9 +14,10 @@ from typing import Any
 import streamlit as st
 
 from app import component, recordings
-from app.recordings import MAX_UPLOAD_MIB, Opened
+from app.recordings import Opened
 from app.replaying.reading import reading_of
 from app.views import replay_check, replay_upload
+from app.views.replay_upload import MAX_UPLOAD_MIB
 from kvsim.errors import TraceError
 from kvsim.explain import Explanation
 from kvsim.logs import Imported

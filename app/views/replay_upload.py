@@ -13,10 +13,13 @@ from typing import Any
 import streamlit as st
 
 from app import logs
-from app.recordings import MAX_UPLOAD_MIB, Opened, Opening
+from app.recordings import Opened, Opening
 from app.views import replay_check
 from kvsim.errors import TraceError
 from kvsim.logs import Imported
+
+MAX_UPLOAD_MIB = 512
+"""2,000 operations on 8,192 cells, each with its picture, are 270 MiB, or 70 compressed."""
 
 FIRST_PART = 0.5  # seconds of reading until the player opens
 GROWTH = 4  # each part that is shown has so many times the operations of the one before

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,11 @@ def test_names_from_a_file_are_shown_as_text() -> None:
     tags = next(block.proto.body for block in at.get("html") if "kvs-tags" in block.proto.body)
     assert "<b>" not in tags
     assert "&lt;b&gt;llama&lt;/b&gt;" in tags
+
+
+def test_the_server_takes_what_the_page_offers_to_take() -> None:
+    settings = tomllib.loads((MAIN.parent / ".streamlit" / "config.toml").read_text())
+    assert settings["server"]["maxUploadSize"] == replay_upload.MAX_UPLOAD_MIB
 
 
 def test_only_bundled_names_lead_to_files() -> None:
