@@ -73,9 +73,12 @@ class _Waiting:
     groups: list[Sequence[Run]] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
-    def add(self, group: Sequence[Run], sizes: Sequence[int]) -> None:
+    def add_sizes(self, sizes: Sequence[int]) -> None:
         self.n += sum(sizes)
         self.sizes += sizes
+
+    def add(self, group: Sequence[Run], sizes: Sequence[int]) -> None:
+        self.add_sizes(sizes)
         if len(group) == 1 and self.groups and _goes_on(self.groups[-1], group[0]):
             (seq, start, tokens), last = self.groups[-1][0], group[0].tokens
             self.groups[-1] = [Run(seq, start, range(tokens[0], last[-1] + 1))]
@@ -117,6 +120,8 @@ class BulkDecoder:
             and not any(cache.store or cache.contiguous or cache.defrag for cache in self.caches)
             and not any(states.store or states.n_rs_seq for states in self._states)
         )
+        self.n_ubatches = 0
+        """In how many ubatches the last batch went through the graph."""
         self.n_searched = 0
         """Cells that searches went over, taken or not."""
         self.n_reclaimed = 0
@@ -127,21 +132,23 @@ class BulkDecoder:
         """Whether decodes may be placed together now."""
         return self._able and self.context.observer is None and not self.context.recording
 
-    def split(self, runs: Sequence[Run]) -> list[Parts]:
-        """The ubatches of a batch."""
-        lengths, n_ubatch = [len(run.tokens) for run in runs], self.context.resolved.n_ubatch
+    def split(self, seqs: Sequence[int], lengths: Sequence[int]) -> list[Parts]:
+        """The ubatches of a batch with so many tokens of each of the sequences."""
+        n_ubatch = self.context.resolved.n_ubatch
         if self._simple:
             return simple_split(lengths, n_ubatch)
-        return equal_split([run.seq for run in runs], lengths, n_ubatch, self._sequential)
+        return equal_split(seqs, lengths, n_ubatch, self._sequential)
 
     # -- decoding ------------------------------------------------------------------------------
 
     def decode(self, runs: Sequence[Run]) -> int:
         """Decode the runs as one batch; the code and all else as of :meth:`Context.decode`."""
-        if self.together and sum(len(run.tokens) for run in runs) <= self.context.resolved.n_batch:
+        lengths = [len(run.tokens) for run in runs]
+        ubatches = self.split([run.seq for run in runs], lengths)
+        self.n_ubatches = len(ubatches)
+        if self.together and sum(lengths) <= self.context.resolved.n_batch:
             self.context.update()
-            ubatches = self.split(runs)
-            if self._must_fit(runs, max(sum(n for _, n in parts) for parts in ubatches)):
+            if self._must_fit(runs, max([sum([n for _, n in parts]) for parts in ubatches])):
                 self._take(runs, ubatches)
                 self.context.last_failure = None
                 return OK
@@ -163,7 +170,7 @@ class BulkDecoder:
             for run in runs:
                 self._waiting[run.seq].add([run], [1] * n_steps)
         for states in self._states:
-            _move_on(states, runs, self.split([_first(run, 1) for run in runs]), n_steps)
+            _move_on(states, runs, self.split([run.seq for run in runs], [1] * len(runs)), n_steps)
         self.context.last_failure = None
         return n_steps
 
@@ -199,6 +206,22 @@ class BulkDecoder:
 
     def _take(self, runs: Sequence[Run], ubatches: Sequence[Parts]) -> None:
         """Let the tokens of a batch wait, ubatch by ubatch, and move the states on."""
+        if self._states or (self._streams == 1 and not self._simple):
+            self._take_pieces(runs, ubatches)
+        elif self._streams == 1:
+            for run in runs:
+                self._waiting[0].add([run], [])
+            self._waiting[0].add_sizes([sum([n for _, n in parts]) for parts in ubatches])
+        if self._streams > 1:
+            sizes: list[list[int]] = [[] for _ in runs]
+            for parts in ubatches:
+                for i, n in parts:
+                    sizes[i].append(n)
+            for run, each in zip(runs, sizes, strict=True):
+                self._waiting[run.seq].add([run], each)
+
+    def _take_pieces(self, runs: Sequence[Run], ubatches: Sequence[Parts]) -> None:
+        """The same where a ubatch may hold pieces of several runs in an order of its own."""
         done = [0] * len(runs)
         for parts in ubatches:
             pieces = []
@@ -208,12 +231,10 @@ class BulkDecoder:
                 pieces.append(Run(seq, start + at, tokens[at : at + n]))
             for states in self._states:
                 states.apply_ubatch(_UNKNOWN, _equal_ubatch(pieces))
-            if self._streams > 1:
+            if self._streams == 1:
                 for piece in pieces:
-                    self._waiting[piece.seq].add([piece], [len(piece.tokens)])
-            else:
-                self._waiting[0].groups += [[piece] for piece in pieces[:-1]]
-                self._waiting[0].add(pieces[-1:], [sum(n for _, n in parts)])
+                    self._waiting[0].add([piece], [])
+                self._waiting[0].add_sizes([sum([n for _, n in parts])])
 
     # -- whether there is room -----------------------------------------------------------------
 
@@ -273,10 +294,10 @@ def _first(run: Run, n: int) -> Run:
 
 def _goes_on(group: Sequence[Run], run: Run) -> bool:
     """Whether the run goes on where the only run of the group ends: the same sequence, the next token ids."""
-    if len(group) > 1 or type(group[0].tokens) is not range or type(run.tokens) is not range:
+    (seq, start, tokens), new = group[0], run.tokens
+    if len(group) > 1 or not isinstance(tokens, range) or not isinstance(new, range):
         return False
-    seq, start, tokens = group[0]
-    return seq == run.seq and start + len(tokens) == run.start and tokens.stop == run.tokens.start
+    return seq == run.seq and start + len(tokens) == run.start and tokens.stop == new.start
 
 
 def _columns(group: Sequence[Run]) -> tuple[IntArray, IntArray, IntArray]:
@@ -292,26 +313,26 @@ def _columns(group: Sequence[Run]) -> tuple[IntArray, IntArray, IntArray]:
 
 def _ids(tokens: Sequence[int]) -> IntArray:
     if isinstance(tokens, range):
-        return np.arange(tokens.start, tokens.stop, tokens.step, np.int32)
+        return np.arange(tokens.start, tokens.stop, dtype=np.int32)
     return np.asarray(tokens, np.int32)
 
 
 def _equal_ubatch(runs: Sequence[Run]) -> Ubatch:
-    """Equally long runs as one ubatch, run after run."""
+    """Equally long runs as one ubatch, run after run, for states, which ask for no token."""
     n_each = len(runs[0].tokens)
     n = n_each * len(runs)
-    pos, tokens, _ = zip(*(_columns([run]) for run in runs), strict=True)
+    pos: IntArray = np.concatenate([np.arange(r.start, r.start + n_each, dtype=np.int32) for r in runs])
     return Ubatch(
-        pos=np.concatenate(pos)[None],
+        pos=pos[None],
         seq_ids=tuple([ids for run in runs for ids in ((run.seq,),) * n_each]),
         output=np.zeros(n, np.bool_),
         idx=np.arange(n, dtype=np.int32),
-        tokens=np.concatenate(tokens),
+        tokens=np.zeros(n, np.int32),
         has_embd=False,
         n_seq_tokens=n_each,
         n_seqs=len(runs),
         equal_seqs=True,
-        seq_id_unq=tuple(sorted(run.seq for run in runs)),
+        seq_id_unq=tuple(sorted([run.seq for run in runs])),
     )
 
 

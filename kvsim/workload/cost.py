@@ -105,21 +105,27 @@ class CostModel:
         ]
         self._state_bytes = 0 if recurrent is None else 2 * F32_BYTES * sum(map(sum, recurrent.layers))
 
-    def seconds(self, parts: Sequence[tuple[int, int]]) -> float:
-        """The time of one pass."""
+    def seconds(self, parts: Sequence[tuple[int, int]], n_ubatches: int = 0) -> float:
+        """The time of one pass, in ``n_ubatches`` (0: as few as hold its tokens)."""
         n_tokens = sum(n for _, n in parts)
-        n_ubatches = -(-n_tokens // self.n_ubatch)
+        n_ubatches = n_ubatches or -(-n_tokens // self.n_ubatch)
         n_bytes = flops = 0
         for start, n in parts:
+            n_bytes += self._state_bytes
+            if n == 1:  # most are; the same, without the sums over ubatches
+                for row, per_cell, window in self._caches:
+                    seen = min(start + 1, window)
+                    n_bytes += row * (seen + 1)
+                    flops += per_cell * seen
+                continue
             last = (n - 1) % self.n_ubatch + 1 if n > self.n_ubatch else n
             for row, per_cell, window in self._caches:
                 read = -(-n // self.n_ubatch) * (last + min(start + n - last, window - 1))
                 n_bytes += row * (read + n)
                 flops += per_cell * _seen(start, n, window)
-            n_bytes += self._state_bytes
         return float(self._time(np.int64(n_bytes), np.int64(flops), n_tokens, n_ubatches))
 
-    def step_seconds(self, starts: Sequence[int], n_steps: int) -> NDArray[np.float64]:
+    def step_seconds(self, starts: Sequence[int], n_steps: int, n_ubatches: int = 0) -> NDArray[np.float64]:
         """The times of ``n_steps`` passes of one token each of several sequences: ``float64[n_steps]``."""
         held = np.arange(n_steps)[:, None] + np.asarray(starts, np.int64)
         n_bytes = np.full(n_steps, self._state_bytes * len(starts), np.int64)
@@ -128,7 +134,7 @@ class CostModel:
             seen = (1 + np.minimum(held, window - 1)).sum(axis=1)
             n_bytes += row * (seen + len(starts))
             flops += per_cell * seen
-        n_ubatches = -(-len(starts) // self.n_ubatch)
+        n_ubatches = n_ubatches or -(-len(starts) // self.n_ubatch)
         times: NDArray[np.float64] = self._time(n_bytes, flops, len(starts), n_ubatches)
         return times
 

@@ -29,7 +29,7 @@ from kvsim import window
 from kvsim.batch import Ubatch
 from kvsim.caches.kv import KVCache
 from kvsim.caches.slot_search import FIRST_WINDOW, SlotSearch
-from kvsim.cells import CellTable
+from kvsim.cells import CellTable, bit_of
 from kvsim.errors import IntegrityError
 from kvsim.memory import IntArray, SlotInfo
 from kvsim.models.params import SwaType
@@ -76,8 +76,7 @@ class Chunks:
         """The last position of each sequence in rows [lo, hi)."""
         if self.only >= 0:
             return {self.only: int(self.pos[hi - 1])}
-        seqs, back = np.unique(self.seqs[lo:hi][::-1], return_index=True)
-        return dict(zip(seqs.tolist(), self.pos[hi - 1 - back].tolist(), strict=True))
+        return dict(zip(self.seqs[lo:hi].tolist(), self.pos[lo:hi].tolist(), strict=True))
 
     def rows(self, lo: int, hi: int) -> Ubatch:
         """Rows [lo, hi) as one ubatch."""
@@ -121,8 +120,11 @@ def place(cache: KVCache, stream: int, chunks: Chunks) -> int:
 
 def _find(cache: KVCache, stream: int, chunks: Chunks, done: int, row: int) -> tuple[IntArray, int, int]:
     """The cells of the next chunks, how many chunks these are, and how many cells were gone over."""
-    search = cache.search(stream)
     sizes = chunks.sizes[done:]
+    empty = _empty_from_head(cache, stream, sizes, len(chunks.pos) - row)
+    if empty is not None:
+        return empty, len(sizes), len(empty)
+    search = cache.search(stream)
     ends = np.cumsum(sizes)
     later = _later_starts(cache, search.cells, chunks, row) if len(sizes) > 1 else {}
     taken, limit, searched = _sweep(search, int(sizes[0]), ends, later)
@@ -131,6 +133,17 @@ def _find(cache: KVCache, stream: int, chunks: Chunks, done: int, row: int) -> t
         raise IntegrityError(f"cache {cache.name!r} has no room for a ubatch that was sure to fit")
     n = _before_restart(search, taken, sizes, ends, n)
     return taken[: int(ends[n - 1])], n, searched
+
+
+def _empty_from_head(cache: KVCache, stream: int, sizes: IntArray, n: int) -> IntArray | None:
+    """The ``n`` cells from the head on, if all are empty and no search would start over; else None. Each chunk
+    moves the head as far as it adds used cells, so what holds of the first holds of all."""
+    cells, head = cache.cells[stream], cache.heads[stream]
+    if head + n > cells.size or head > cells.used + 2 * int(sizes.min()):
+        return None
+    if (cells.pos[head : head + n] != -1).any():
+        return None
+    return np.arange(head, head + n, dtype=np.int32)
 
 
 def _later_starts(cache: KVCache, cells: CellTable, chunks: Chunks, row: int) -> dict[int, int]:
@@ -200,27 +213,32 @@ def _before_restart(search: SlotSearch, taken: IntArray, sizes: IntArray, ends: 
         return n
     heads = taken[ends[: n - 1] - 1].astype(np.int32) + 1
     used = search.cells.used + ends[: n - 1]
-    lost = _lost(search.cells, taken[: int(ends[n - 1])]) if search.starts else None
+    lost = _lost(search, taken[: int(ends[n - 1])]) if search.starts else None
     if lost is not None:
         used = used - lost[ends[: n - 1] - 1]
     beyond = np.flatnonzero(heads > used + 2 * sizes[1:n])
     return int(beyond[0]) + 1 if len(beyond) else n
 
 
-def _lost(cells: CellTable, taken: IntArray) -> IntArray | None:
+def _lost(search: SlotSearch, taken: IntArray) -> IntArray | None:
     """How many cells become empty, or change hands, as ``taken`` are taken one after the other; None: none.
 
     A sequence that loses a position to others loses all before it (the purge), so at most all from its first
     position to the highest one taken.
     """
+    cells = search.cells
     live = np.flatnonzero(cells.pos[taken] != -1)
     if not len(live):
         return None
     lost = np.zeros(len(taken), np.int32)
-    words = cells.seq[:, taken[live]]
-    for owner in {tuple(word) for word in np.unique(words, axis=1).T.tolist()}:
-        rows = live[(np.array(owner, np.uint64) == words.T).all(axis=1)]
-        (s,) = cells.owners(int(taken[rows[0]]))
-        reach = np.maximum.accumulate(cells.pos[taken[rows]].astype(np.int32)) - cells.seq_pos_min(s) + 1
+    at = taken[live]
+    pos = cells.pos[at]
+    for s in search.starts:
+        word, bit = bit_of(s)
+        mine = (cells.seq[word, at] & bit) != 0
+        if not mine.any():
+            continue
+        rows = live[mine]
+        reach = np.maximum.accumulate(pos[mine].astype(np.int32)) - cells.seq_pos_min(s) + 1
         lost[rows] += np.diff(reach, prepend=0)
     return np.cumsum(lost)

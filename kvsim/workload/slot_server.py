@@ -157,7 +157,9 @@ class SlotServer:
 
     def _generate(self, clock: float, until: float, n_steps: int) -> float:
         serving = [slot for slot in self.slots if slot.task is not None]
-        seconds = self.cost.step_seconds([len(slot.held.tokens) for slot in serving], n_steps)
+        step = self.decoder.split([slot.held.seq for slot in serving], [1] * len(serving))
+        starts = [len(slot.held.tokens) for slot in serving]
+        seconds = self.cost.step_seconds(starts, n_steps, len(step))
         times = np.cumsum(np.concatenate(([clock], seconds)))
         if len(serving) < len(self.slots) and until < inf:
             n_steps = min(n_steps, int(np.searchsorted(times[1:], until)) + 1)
@@ -265,7 +267,8 @@ class SlotServer:
         while at < n_tokens:
             view = _cut(runs, at, at + min(n_batch, n_tokens - at))
             if self.decoder.decode(view) == OK:
-                clock += self.cost.seconds([(run.start, len(run.tokens)) for run in view])
+                parts = [(run.start, len(run.tokens)) for run in view]
+                clock += self.cost.seconds(parts, self.decoder.n_ubatches)
                 n_decoded = sum(len(run.tokens) for run in view)
                 self.account.totals.decodes += 1
                 self.account.totals.decoded += n_decoded
@@ -382,6 +385,8 @@ def _next_tokens(slot: ServerSlot, n: int) -> Run:
 
 def _cut(runs: Sequence[Run], lo: int, hi: int) -> list[Run]:
     """Tokens [lo, hi) of a batch of runs."""
+    if lo == 0 and hi >= sum([len(run.tokens) for run in runs]):
+        return list(runs)
     out, at = [], 0
     for run in runs:
         a, b = max(lo - at, 0), min(hi - at, len(run.tokens))
@@ -401,20 +406,21 @@ def sample_cache(cache: KVCache, n_slots: int) -> CacheSample:
         if hi >= 0 and cache.spec.swa_type is not SwaType.NONE:
             start = window.window_start(cache.spec.swa_type, cache.spec.n_swa, hi + 1)
             passed[s] = max(0, min(start - lo, live[s]))
-    holes = [_holes(table.pos == -1) for table in cache.cells]
+    holes = _holes([table.pos == -1 for table in cache.cells])
     return CacheSample(
         used=sum(table.used for table in cache.cells),
         reclaimable=sum(passed),
-        largest_hole=max(int(each.max(initial=0)) for each in holes),
-        holes=sum(len(each) for each in holes),
+        largest_hole=int(holes.max(initial=0)),
+        holes=len(holes),
         live_by_slot=tuple(live),
         reclaimable_by_slot=tuple(passed),
     )
 
 
-def _holes(free: np.ndarray) -> np.ndarray:
-    """Lengths of the runs of free cells."""
-    edges = np.flatnonzero(free[1:] != free[:-1]) + 1
-    bounds = np.concatenate(([0] if free[0] else [], edges, [len(free)] if free[-1] else [])).astype(np.int64)
-    lengths: np.ndarray = bounds[1::2] - bounds[::2]
-    return lengths
+def _holes(free: Sequence[np.ndarray]) -> np.ndarray:
+    """Lengths of the runs of free cells of all streams."""
+    padded = np.zeros((len(free), len(free[0]) + 2), np.bool_)  # no run reaches from a stream to the next
+    padded[:, 1:-1] = free
+    flat = padded.ravel()
+    edges = np.flatnonzero(flat[1:] != flat[:-1])
+    return edges[1::2] - edges[::2]

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import CacheUsageError
+from kvsim.spread import over_processes, over_ray
 from kvsim.workload.read import Workload
 from kvsim.workload.setup import Setup
-from kvsim.workload.spread import over_processes, over_ray
 from kvsim.workload.synthetic import fit
 
 _KEYS = {"workloads", "requests", "fitted", "seeds", "base", "grid", "random"}

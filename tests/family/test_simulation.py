@@ -91,8 +91,8 @@ def test_every_token_is_accounted_for(
     assert (paged.requests, paged.prompt, paged.answer) == (totals.requests, totals.prompt, totals.answer)
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.sampled_from(MEMORIES[:4]), st.booleans(), st.integers(1, 4), st.integers(0, 10_000))
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(MEMORIES), st.booleans(), st.integers(1, 4), st.integers(0, 10_000))
 def test_together_or_step_by_step_is_one_simulation(
     memory: dict[str, Any], unified: bool, parallel: int, seed: int
 ) -> None:
