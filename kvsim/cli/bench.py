@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -27,13 +27,15 @@ class Part(Enum):
     TENSORS = "tensors"
     ENGINE = "engine"
     TRACE = "trace"
+    APP = "app"
 
 
 def bench_command(
     part: Annotated[
         Part,
         typer.Argument(
-            help="cells: operations on cells; tensors: on rows; engine: torch; trace: opening a recording."
+            help="cells: operations on cells; tensors: on rows; engine: torch; trace: opening a recording; "
+            "app: its pages in a browser, and many users at once."
         ),
     ],
     size: Annotated[
@@ -41,14 +43,16 @@ def bench_command(
         typer.Option(help="Cells of the cache; else 131,072, in a recording 8,192.", min=SMALLEST),
     ] = None,
     lib: Annotated[Path | None, typer.Option(help="llama.cpp's shared library to compare with.")] = None,
+    users: Annotated[int, typer.Option(help="Of the app, at once; 0: the pages alone.", min=0)] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """Measure kvsim beside llama.cpp's library, plain copies of the same rows, torch, or parsing JSON.
+    """Measure kvsim beside llama.cpp's library, plain copies of the same rows, torch, parsing JSON, or a page
+    of Streamlit's own.
 
     Every ratio is of medians measured in the same run. One thread is used for each side; set
     OMP_NUM_THREADS=1 so that numpy's matrix products keep to it too.
     """
-    if os.environ.get("OMP_NUM_THREADS") != "1":
+    if part is not Part.APP and os.environ.get("OMP_NUM_THREADS") != "1":
         stderr().print("note: OMP_NUM_THREADS is not 1, so matrix products may use several threads")
     # here, so that other commands don't wait for what only this one needs
     from kvsim.bench.cells import cells_table
@@ -58,6 +62,7 @@ def bench_command(
     from kvsim.bench.upstream import upstream_table
 
     rows: list[Row] = []
+    told: list[str] = []
     size = size or (TRACED if part is Part.TRACE else 131_072)
     try:
         if part is Part.ENGINE:
@@ -66,6 +71,8 @@ def bench_command(
             measured = trace_table(size)
         elif part is Part.CELLS:
             measured = cells_table(size, lib)
+        elif part is Part.APP:
+            measured = _app_table(users, told)
         else:
             measured = chain(tensors_table(size), upstream_table(size // 2, lib))
         with stderr().status("measuring") as status:
@@ -75,11 +82,14 @@ def bench_command(
     except KvsimError as error:
         fail(error)
     if as_json:
-        print(json.dumps({"bench": part.value, "cells": size, "rows": [row.to_json() for row in rows]}))
+        about: dict[str, Any] = {"users": users, "told": told} if part is Part.APP else {"cells": size}
+        print(json.dumps({"bench": part.value, **about, "rows": [row.to_json() for row in rows]}))
     else:
         out = stdout()
         out.width = max(out.width, WIDTH)
-        out.print(table_of(part, size, rows))
+        out.print(table_of("app" if part is Part.APP else f"{part.value}, {size:,} cells", rows))
+        for line in told:
+            out.print(line, highlight=False)
 
 
 def _engine_table(size: int, lib: Path | None) -> Iterator[Row]:
@@ -91,9 +101,21 @@ def _engine_table(size: int, lib: Path | None) -> Iterator[Row]:
     return table
 
 
-def table_of(part: Part, size: int, rows: list[Row]) -> Table:
+def _app_table(users: int, told: list[str]) -> Iterator[Row]:
+    """The pages' rows, then the users'; ``told`` gets what is no row."""
+    from kvsim.bench.app import pages_table
+
+    yield from pages_table()
+    if not users:
+        return
+    from app.load.crowd import crowd_table  # the pages' table has made sure that streamlit is there
+
+    yield from crowd_table(users, told.append)
+
+
+def table_of(title: str, rows: list[Row]) -> Table:
     """The rows as a table for the terminal."""
-    table = Table(title=f"{part.value}, {size:,} cells", title_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column("operation", no_wrap=True)
     for heading in ("median", "against", "its median", "ratio", "goal"):
         table.add_column(heading, justify="left" if heading == "against" else "right", no_wrap=True)
