@@ -3,7 +3,8 @@
 # lint   ruff and mypy
 # docs   the pages and the API reference as a site, in build/docs
 # bench  the benchmarks of the reference
-# live   random operations on the real llama.cpp and on kvsim: 100,000 a memory, hours (LIVE=--ops 500: minutes)
+# live   random operations on the real llama.cpp and on kvsim: 100,000 a memory, an hour or two; goes on where it was
+#        stopped (LIVE=--ops 500: a minute)
 # museum look for every public fault of the museum with the tester
 # clean  remove everything the other targets made
 
@@ -12,7 +13,7 @@ JOBS   ?= 2
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 TESTS  ?= tests
-LIVE   ?= --ops 12500
+LIVE   ?= --ops 100000 --report build/live.jsonl
 FIND_BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome
 
 .PHONY: app test lint docs bench museum live browser clean

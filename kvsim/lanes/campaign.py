@@ -1,10 +1,14 @@
 """Random operations on the live library and on kvsim at once: every answer and everything seen must agree.
 
-    python -m kvsim.lanes.campaign --model llama --ops 2000 --seed 1
+    python -m kvsim.lanes.campaign --memory iswa --ops 2000 --seed 1 --report iswa.jsonl
 
 Compared after each operation: the return value, the position ranges; before each decode: the cells, heads and
 used counts the slot search prints; every few operations: every cell, and the whole saved state but for its
 rows; where kvsim has the model's network: the logits. A call that ends llama.cpp must be refused here.
+
+A campaign is a row of parts: some operations on one model in one context. The memory with the fewest
+operations is next; one that differs is over. With a report, one line a part, the campaign goes on where the
+report ends, with a part that differed done again.
 """
 
 from __future__ import annotations
@@ -14,95 +18,29 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from kvsim.lanes.library import LaneError
+from kvsim.lanes.choose import operations
+from kvsim.lanes.library import LaneError, open_library
 from kvsim.lanes.pair import Pair, Report
-from kvsim.models.context_params import ContextParams
+from kvsim.models.context_params import ContextParams, resolve
+from kvsim.models.memory_spec import memory_spec
 from kvsim.models.tiny import TINY, write_tiny
 from kvsim.ops import Op
 from kvsim.testing import generate
 from kvsim.testing.match import DifferenceError
 from kvsim.testing.shrink import shrink
 
+PART = 2500
+"""Most operations of a part."""
 SESSION = 300
 """Operations before both sides are cleared."""
-LOOK_EVERY = 12
+LOOK_EVERY = 24
 """Operations between two looks at every cell and at the saved state."""
-KEPT_STATES = 4
-LONG_RUN = 60
-"""Most tokens of a long run, which fills the cache."""
-
-
-def operations(pair: Pair, pick: generate.Picker) -> Iterator[Op]:
-    """An endless choice of operations; each is made from what the memory holds when it is asked for."""
-    names = [name for name, (_, weight) in generate.EDITS.items() for _ in range(weight)]
-    slot = 0
-    while True:
-        kind = pick.integer(0, 99)
-        if kind < 50:
-            decode = for_library(generate.decode(pick, pair), pair.live.n_vocab)
-            if can_compare(decode, pair):
-                yield decode
-        elif kind < 56:
-            seq = pick.integer(0, pair.n_seq_max - 1)
-            tokens = [pick.integer(0, 127) for _ in range(pick.integer(1, min(pair.n_batch, LONG_RUN)))]
-            yield Op.decode_run(seq, pair.span(seq)[1] + 1, tokens)
-        elif kind < 59:
-            yield from generate.context_shift(pick, pair)
-        elif kind < 63:
-            slot = (slot + 1) % KEPT_STATES
-            yield generate.save(pick, pair, slot)
-        elif kind < 68:
-            restored = generate.restore(pick, pair)
-            if restored is not None and (pair.same_layout or is_sound(restored, pair)):
-                yield restored
-        else:
-            yield generate.EDITS[pick.choice(names)][0](pick, pair)
-        if pair.refused and pick.chance(30):
-            yield Op.clear(True)  # a pending shift that cannot run would end every decode
-        elif pair.blind:
-            yield Op.clear(True)  # or logits could not be compared any more
-
-
-def can_compare(decode: Op, pair: Pair) -> bool:
-    """Networks take tokens only; and of a shared token the first sequence that is seen must be the same."""
-    if decode.args["tokens"] is None and pair.ours.network is not None:
-        return False
-    return pair.live.ids_reversed or all(len(ids) == 1 for ids in decode.args["seq"])
-
-
-def is_sound(restored: Op, pair: Pair) -> bool:
-    """Whether a state is fed back whole and as what it is. In another layout, damage hits other fields."""
-    saved = pair.states[restored.args["slot"]]
-    return "truncate" not in restored.args and restored.args.get("flags") == saved.args.get("flags")
-
-
-def for_library(op: Op, n_vocab: int) -> Op:
-    """A decode as the library can do it: tokens of its vocabulary, and of the faults only an abort."""
-    args = {name: value for name, value in op.args.items() if name != "fault"}
-    if args["tokens"] is not None:
-        args["tokens"] = [token % n_vocab for token in args["tokens"]]
-    return replace(op, args=args)
-
-
-def run(pair: Pair, seed: int, n_ops: int) -> Report:
-    """Run ``n_ops`` operations on a pair. Raises DifferenceError at the first difference."""
-    begun = time.perf_counter()
-    pick = generate.SeededPicker(seed)
-    chosen = operations(pair, pick)
-    while pair.report.ops < n_ops:
-        op = next(chosen)
-        pair.perform(op, look=pair.report.ops % LOOK_EVERY == 0)
-        if len(pair.ops) >= SESSION:
-            pair.ops = []
-            pair.states = {}
-            pair.perform(Op.clear(True))
-    pair.report.seconds += time.perf_counter() - begun
-    return pair.report
-
 
 _BASE = ContextParams(
     n_ctx=256, n_batch=64, n_ubatch=8, n_seq_max=3, kv_unified=True, swa_full=False, flash_attn=False,
@@ -122,22 +60,38 @@ CONFIGURATIONS: dict[str, ContextParams] = {
 """The contexts that every tiny model is tried with, by name."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kvsim.lanes.campaign", description=__doc__)
-    parser.add_argument("--model", default="all", choices=["all", *TINY])
-    parser.add_argument("--config", default="all", choices=["all", *CONFIGURATIONS])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ops", type=int, default=500, help="per configuration")
-    parser.add_argument("--lib", type=Path, help="a shared library instead of the installed wheel")
-    args = parser.parse_args(argv)
-    different = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name in TINY if args.model == "all" else [args.model]:
-            path = Path(folder) / f"{name}.gguf"
-            write_tiny(name, path)
-            for config in CONFIGURATIONS if args.config == "all" else [args.config]:
-                different += _run_one(f"{name}/{config}", path, CONFIGURATIONS[config], args)
-    return int(different > 0)
+def memory_of(model: str) -> str:
+    """The kind of memory that a tiny model has."""
+    params = TINY[model].params()
+    spec = memory_spec(params, resolve(params, _BASE))
+    assert spec is not None
+    return spec.kind
+
+
+# -- one part --------------------------------------------------------------------------------------
+
+
+def run(pair: Pair, seed: int, n_ops: int) -> Report:
+    """Run ``n_ops`` operations on a pair. Raises DifferenceError at the first difference."""
+    begun = time.perf_counter()
+    pick = generate.SeededPicker(seed)
+    chosen = operations(pair, pick)
+    try:
+        while pair.report.ops < n_ops:
+            op = next(chosen)
+            pair.begin(op)
+            if pair.report.ops % LOOK_EVERY == 0:
+                pair.settle()
+                pair.look()
+            if len(pair.ops) >= SESSION:
+                pair.settle()
+                pair.ops = []
+                pair.states = {}
+                pair.perform(Op.clear(True))
+        pair.settle()
+    finally:
+        pair.report.seconds += time.perf_counter() - begun
+    return pair.report
 
 
 def differs(path: Path, params: ContextParams, lib: Path | None, ops: Sequence[Op]) -> bool:
@@ -155,28 +109,124 @@ def differs(path: Path, params: ContextParams, lib: Path | None, ops: Sequence[O
     return False
 
 
-def _run_one(title: str, path: Path, params: ContextParams, args: argparse.Namespace) -> int:
-    try:
-        pair = Pair(path, params, args.lib)
-    except LaneError as error:
-        print(f"{title}: {error}")
-        return 0
-    try:
-        report = run(pair, args.seed, args.ops)
-    except DifferenceError as difference:
-        print(f"{title}: {difference}", flush=True)
-        ops = shrink(difference.ops, lambda ops: differs(path, params, args.lib, ops))
-        print("the shortest way there:", *(json.dumps(op.to_json()) for op in ops), sep="\n", flush=True)
-        return 1
-    finally:
-        pair.close()
-    counts = ", ".join(f"{code}: {n}" for code, n in sorted(report.codes.items()))
-    print(
-        f"{title}: {report.ops} operations at {report.rate:.0f}/s, no difference; decodes {counts}; "
-        f"{report.logits} tokens' logits within {report.worst_logit:.1e}",
-        flush=True,
+# -- the campaign ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """A model in a context."""
+
+    memory: str
+    model: str
+    config: str
+
+
+class Campaign:
+    """So many operations on every memory: what has been done, and the places that are left.
+
+    ``report``: a file with a line a part. Parts of the same library without a difference that are there
+    already count.
+    """
+
+    def __init__(self, places: Sequence[Place], lib: Path | None, seed: int, report: Path | None) -> None:
+        self.lib, self.seed, self.report = lib, seed, report
+        self.version = open_library(lib)[2].name
+        self.places: dict[str, list[Place]] = {}
+        for place in places:
+            self.places.setdefault(place.memory, []).append(place)
+        self.done: Counter[str] = Counter()
+        self.parts: Counter[str] = Counter()
+        self.differences = 0
+        if report is not None and report.exists():
+            for line in report.read_text().splitlines():
+                self._count(json.loads(line))
+
+    def _count(self, line: dict[str, Any]) -> None:
+        if line["version"] == self.version and "difference" not in line:
+            self.done[line["memory"]] += line["ops"]
+            self.parts[line["memory"]] += line["ops"] > 0
+
+    def run(self, n_ops: int, folder: Path) -> Iterator[dict[str, Any]]:
+        """Perform parts until each memory has had ``n_ops`` operations; the line of each part."""
+        while left := [memory for memory in self.places if self.done[memory] < n_ops]:
+            memory = min(left, key=lambda memory: self.done[memory])
+            place = self.places[memory][self.parts[memory] % len(self.places[memory])]
+            line = self._part(place, min(PART, n_ops - self.done[memory]), folder)
+            self._count(line)
+            self.differences += "difference" in line
+            if "refused" in line:
+                self.places[memory].remove(place)
+            if "difference" in line or not self.places[memory]:
+                del self.places[memory]
+            if self.report is not None:
+                with self.report.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+            yield line
+
+    def _part(self, place: Place, n_ops: int, folder: Path) -> dict[str, Any]:
+        model, params = folder / f"{place.model}.gguf", CONFIGURATIONS[place.config]
+        if not model.exists():
+            write_tiny(place.model, model)
+        seed = self.seed * 100_000 + self.parts[place.memory]
+        line = {**vars(place), "version": self.version, "seed": seed, "ops": 0}
+        try:
+            pair = Pair(model, params, self.lib)
+        except LaneError as error:
+            return {**line, "refused": str(error)}
+        try:
+            run(pair, seed, n_ops)
+        except DifferenceError as difference:
+            ops = shrink(difference.ops, lambda ops: differs(model, params, self.lib, ops))
+            line |= {"difference": str(difference), "shortest": [op.to_json() for op in ops]}
+        finally:
+            pair.close()
+        return line | pair.report.to_json()
+
+
+def told(line: dict[str, Any]) -> str:
+    """A part in words."""
+    title = f"{line['memory']} {line['model']}/{line['config']}"
+    if "refused" in line:
+        return f"{title}: {line['refused']}"
+    if "difference" in line:
+        ops = "\n".join(json.dumps(op) for op in line["shortest"])
+        return f"{title}: {line['difference']}\nthe shortest way there:\n{ops}"
+    codes = ", ".join(f"{code}: {n}" for code, n in line["codes"].items())
+    return (
+        f"{title}: {line['ops']} operations at {line['ops'] / line['seconds']:.0f}/s, no difference; "
+        f"decodes {codes}; {line['logits']} tokens' logits within {line['worst_logit']:.1e}"
     )
-    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    memories = sorted({memory_of(model) for model in TINY})
+    parser = argparse.ArgumentParser(prog="python -m kvsim.lanes.campaign", description=__doc__)
+    parser.add_argument("--memory", default="all", choices=["all", *memories])
+    parser.add_argument("--model", default="all", choices=["all", *TINY])
+    parser.add_argument("--config", default="all", choices=["all", *CONFIGURATIONS])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ops", type=int, default=500, help="per memory")
+    parser.add_argument("--report", type=Path, help="goes on where this file ends")
+    parser.add_argument("--lib", type=Path, help="a shared library instead of the installed wheel")
+    args = parser.parse_args(argv)
+    places = [
+        Place(memory_of(model), model, config)
+        for model in TINY
+        for config in CONFIGURATIONS
+        if args.memory in ("all", memory_of(model))
+        and args.model in ("all", model)
+        and args.config in ("all", config)
+    ]
+    if args.report is not None:
+        args.report.parent.mkdir(parents=True, exist_ok=True)
+    campaign = Campaign(places, args.lib, args.seed, args.report)
+    with tempfile.TemporaryDirectory() as folder:
+        for line in campaign.run(args.ops, Path(folder)):
+            print(told(line), flush=True)
+    for memory, n in sorted(campaign.done.items()):
+        print(f"{memory}: {n} operations")
+    print(f"llama.cpp {campaign.version}: {campaign.differences} differences")
+    return int(campaign.differences > 0)
 
 
 if __name__ == "__main__":

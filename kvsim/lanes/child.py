@@ -9,39 +9,65 @@ process, the pipe just ends.
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
+import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from kvsim.errors import KvsimError
-from kvsim.lanes.session import Session
+from kvsim.lanes.session import Answer, Session
+
+T = TypeVar("T")
+
+COPY_TIMEOUT = 60
+"""Seconds after which a copy of this process is ended."""
 
 
-def peek(session: Session, tokens: list[tuple[int, int]]) -> list[tuple[bool, str]]:
-    """What the slot search for a token would print now, for each sequence and position in ``tokens``.
+def in_a_copy(act: Callable[[], T]) -> tuple[T | None, str]:
+    """What ``act`` gives in a copy of this process, which then ends; or None, and how the copy ended before.
 
-    It is done in a copy of this process, which then ends. Returns whether a slot was found, and the print.
+    Nothing that ``act`` does is left, here or there.
     """
     read, write = os.pipe()
     copy = os.fork()
     if copy == 0:
         try:
-            found = []
-            for seq, pos in tokens:
-                batch = {"tokens": [0], "pos": [pos], "seq": [[seq]], "out": [1]}
-                answer = session.perform("decode", batch)
-                found.append((answer.ret == 0, answer.log))
-            with os.fdopen(write, "w") as out:
-                json.dump(found, out)
+            signal.alarm(COPY_TIMEOUT)
+            found = pickle.dumps(act())
+            with os.fdopen(write, "wb") as out:
+                out.write(found)
         finally:
             os._exit(0)
     os.close(write)
-    with os.fdopen(read) as theirs:
-        text = theirs.read()
-    os.waitpid(copy, 0)
-    return [(ok, log) for ok, log in json.loads(text or "[]")]
+    with os.fdopen(read, "rb") as theirs:
+        data = theirs.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    if data and code == 0:
+        return pickle.loads(data), ""
+    return None, f"signal {-code}" if code < 0 else f"exit {code}"
+
+
+def peek(session: Session, tokens: list[tuple[int, int]]) -> list[tuple[bool, str]]:
+    """What the slot search for a token would print now, for each sequence and position in ``tokens``, done in
+    a copy. Returns whether a slot was found, and the print."""
+
+    def place_each() -> list[tuple[bool, str]]:
+        found = []
+        for seq, pos in tokens:
+            batch = {"tokens": [0], "pos": [pos], "seq": [[seq]], "out": [1]}
+            answer = session.perform("decode", batch)
+            found.append((answer.ret == 0, answer.log))
+        return found
+
+    return in_a_copy(place_each)[0] or []
+
+
+def attempt(session: Session, op: str, args: dict[str, Any]) -> tuple[Answer | None, str]:
+    """What an operation would give now, or how it would end the process."""
+    return in_a_copy(lambda: session.perform(op, args))
 
 
 def serve(pipe: Any) -> None:
@@ -58,6 +84,8 @@ def serve(pipe: Any) -> None:
                 value: Any = session.version.name, session.n_vocab, session.n_seq_max, session.n_embd
             elif method == "peek":
                 value = peek(session, *args)
+            elif method == "attempt":
+                value = attempt(session, *args)
             else:
                 value = getattr(session, method)(*args)
         except KvsimError as error:

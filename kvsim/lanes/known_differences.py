@@ -54,15 +54,7 @@ KNOWN = (
         "decode",
         Parting.WE_REFUSE,
         lambda args: -1 in args["pos"],
-        "a batch that begins at position -1 ends llama.cpp from three tokens on; kvsim refuses it always",
-    ),
-    Known(
-        frozenset({"b11549", "b11434", "b11063"}),
-        frozenset({"dsv4"}),
-        "state_seq_get",
-        Parting.WE_REFUSE,
-        lambda args: args["seq"] > 0,
-        "a context of one sequence saves nothing of a sequence it does not know; kvsim refuses always",
+        "a sequence with nothing but position -1 in a ubatch: llama.cpp reads beyond the ubatch",
     ),
 )
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
 from types import TracebackType
@@ -108,14 +109,22 @@ class LlamaCpp:
         self._words.close()
 
     def _call(self, method: str, *args: Any) -> Any:
-        what = str(Op(args[0], args[1])) if method == "perform" else method
-        try:
+        self._ask(method, *args)
+        return self._answer()
+
+    def _ask(self, method: str, *args: Any) -> None:
+        self._asked = str(Op(args[0], args[1])) if method == "perform" else method
+        with suppress(BrokenPipeError, ConnectionResetError):  # ended: told when the answer is awaited
             self._pipe.send((method, args))
+
+    def _answer(self) -> Any:
+        what = self._asked
+        try:
             if not self._pipe.poll(TIMEOUT):
                 self._process.kill()
                 raise EndedError(what, f"no answer in {TIMEOUT} s", self._last_words())
             outcome, value = self._pipe.recv()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
+        except (EOFError, ConnectionResetError):
             code = self._process.wait()
             raise EndedError(
                 what, f"signal {-code}" if code < 0 else f"exit {code}", self._last_words()
@@ -134,8 +143,28 @@ class LlamaCpp:
 
     def apply(self, op: Op, logits: bool = False) -> Answer:
         """Perform an operation. Raises EndedError if it ends llama.cpp."""
-        answer: Answer = self._call("perform", op.op, op.args, logits)
+        self.send(op, logits)
+        return self.receive()
+
+    def send(self, op: Op, logits: bool = False) -> None:
+        """Begin an operation; :meth:`receive` waits for it."""
+        self._ask("perform", op.op, op.args, logits)
+
+    def receive(self) -> Answer:
+        """The answer to the operation that was sent. Raises EndedError if it ended llama.cpp."""
+        answer: Answer = self._answer()
         return answer
+
+    def attempt(self, op: Op) -> Answer:
+        """What an operation would answer now, tried in a copy of the process: nothing changes. Raises
+        EndedError if it would end llama.cpp; the lane goes on."""
+        self._words.seek(0)
+        self._words.truncate()
+        answer, how = self._call("attempt", op.op, op.args)
+        if answer is None:
+            raise EndedError(str(op), how, self._last_words())
+        found: Answer = answer
+        return found
 
     def state(self, seq: int | None = None, flags: int = 0) -> SavedState:
         """The whole state, or that of a sequence, taken apart."""
@@ -150,18 +179,23 @@ class LlamaCpp:
         """Restore a whole state; the bytes read, 0 if refused."""
         return int(self._call("restore", data))
 
+    def can_shift(self) -> bool:
+        """Whether the memory says that positions can be moved."""
+        return bool(self._call("can_shift"))
+
     def clock(self, ops: Sequence[Op]) -> list[float]:
         """Perform operations; the seconds that each took inside llama.cpp."""
         return list(self._call("clock", [(op.op, op.args) for op in ops]))
 
     # -- looking at it -------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, state: SavedState | None = None) -> dict[str, Any]:
         """What can be seen now: ``caches`` by name, per stream ``head``, ``used`` and ``cells`` as ``[index,
         position, [owners]]``; ``recurrent`` cells as ``[position, [owners]]``; ``pos`` by sequence.
 
         Of a shared cell, owners beyond n_seq_max are not seen; owners that are not seen at all are None. So
-        is a stream that was not seen: an earlier cache is so full that the search stopped there.
+        is a stream that was not seen: an earlier cache is so full that the search stopped there. ``state``:
+        the whole state, if it is there already.
         """
         spans = self._call("spans")
         n_stream = max((cache.n_stream for cache in self.spec.caches.values()), default=1)
@@ -170,7 +204,7 @@ class LlamaCpp:
         for found, log in searches:
             for name, search in searches_by_cache(read_cell_log(log), self.spec, found).items():
                 seen.setdefault(name, {})[search.stream] = search
-        state = self.state()
+        state = state or self.state()
         caches: dict[str, Any] = {}
         for name, cache in self.spec.caches.items():
             section = state.sections.get(name)

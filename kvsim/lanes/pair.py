@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvsim.caches.factory import LeafFactory
-from kvsim.context import Context
+from kvsim.context import ABORTED, Context
 from kvsim.errors import CacheUsageError
 from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
 from kvsim.lanes.known_differences import Parting, explained
@@ -25,11 +26,7 @@ from kvsim.replay import Replayer
 from kvsim.state_format import KVSection, RecurrentSection, SavedState, parse_state
 from kvsim.state_versions import CURRENT
 from kvsim.testing.cache_info import CacheInfo
-from kvsim.testing.match import DifferenceError
-
-ENDS_TRIED = 10
-"""Of the operations that we refuse because they end llama.cpp, every so many is tried there: a new process is
-slow."""
+from kvsim.testing.match import ENDS, DifferenceError
 
 LOGITS_TOLERANCE = 1e-4
 """Largest difference of a logit, relative to the largest of its token, with f32 rows."""
@@ -54,6 +51,31 @@ class Report:
     def rate(self) -> float:
         return self.ops / self.seconds if self.seconds else 0.0
 
+    def to_json(self) -> dict[str, Any]:
+        """What a line of a campaign's report says of it."""
+        return {
+            "ops": self.ops,
+            "seconds": round(self.seconds, 3),
+            "codes": dict(sorted(self.codes.items())),
+            "kinds": dict(sorted(self.kinds.items())),
+            "logits": self.logits,
+            "worst_logit": self.worst_logit,
+        }
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What kvsim answered to an operation: its return value and the reason for it, the pictures before and
+    after, the logits by batch entry; and how many operations that were."""
+
+    op: Op
+    ret: int | None
+    why: str
+    before: Snapshot
+    after: Snapshot
+    rows: dict[int, Any]
+    n_ops: int
+
 
 class Pair:
     """The library and kvsim with the same model and parameters; what :mod:`kvsim.testing.generate` asks of a
@@ -64,10 +86,13 @@ class Pair:
         self.report = Report()
         self.refused = False  # whether the last operation would have ended llama.cpp
         self.ops: list[Op] = []
+        self._n_starts = 0
         self.start()
 
     def start(self) -> None:
         """Both sides anew."""
+        self._n_starts += 1
+        self._waiting: Wanted | None = None
         self.live = LlamaCpp(self.model_path, self.params, self.lib)
         arch = self.live.model.arch
         network = None
@@ -111,44 +136,80 @@ class Pair:
     # -- one operation -------------------------------------------------------------------------
 
     def perform(self, op: Op, look: bool = False) -> int | None:
-        """Perform ``op`` on both sides and compare. Raises DifferenceError."""
+        """Perform ``op`` on both sides and compare; kvsim's answer. Raises DifferenceError."""
+        ret = self.begin(op)
+        self.settle()
+        if look:
+            self.look()
+        return ret
+
+    def begin(self, op: Op) -> int | None:
+        """Perform ``op`` here and ask llama.cpp for it; kvsim's answer. Its own is compared when the next
+        operation begins, or at :meth:`settle`: so both sides work at the same time."""
         self.ops.append(op)
         self.report.ops += 1
         self.report.kinds[op.op] += 1
         self.refused = False
+        if self._known(op, Parting.IT_ENDS):
+            self.settle()
+            self._must_end(op, "this version ends")
+            return None
         try:
             ret = self.replayer.apply(op.op, op.args)
         except CacheUsageError as error:
-            self._must_end(op, error)
+            n_starts = self._n_starts
+            self.settle()
+            if self._n_starts == n_starts:
+                self._must_end(op, f"kvsim refuses: {error}")
             return None
-        try:
-            answer = self.live.apply(op, logits=self.ours.network is not None)
-        except EndedError as error:
-            if not self._explained(op, Parting.IT_ENDS):
-                raise self.difference(f"{error}; kvsim answered {ret!r}") from error
-            return ret
+        wanted = self._wanted(op, ret)
+        n_starts = self._n_starts
+        self.settle()
+        if self._n_starts == n_starts:
+            self.live.send(op, logits=self.ours.network is not None)
+            self._waiting = wanted
+        return ret
+
+    def _wanted(self, op: Op, ret: int | None) -> Wanted:
+        """What llama.cpp must answer, after ``op`` was performed here."""
+        before, self.before = self.before, self.ours.memory.snapshot()
+        rows = {}
         if op.op == "decode":
-            self.report.codes[str(answer.ret)] += 1
-        if (answer.ret, ret) == (0, 1) and self._explained(op, Parting.IT_REFUSES):
-            return ret
-        if not self._same_answer(op, answer.ret, ret):
-            why = f" ({self.ours.last_failure})" if self.ours.last_failure else ""
-            raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim {ret!r}{why}")
-        if op.op == "decode":
-            self._compare_searches(answer)
-            self._compare_logits(answer)
+            self.blind = self.blind or sees_nothing(self.ours)
+            if ret == 0 and self.ours.network is not None and not self.blind:
+                rows = {i: self.ours.logits_of(i) for i, out in enumerate(op.args["out"]) if out}
         elif op.op == "clear" and op.args["data"]:
             self.blind = False
         elif op.op in ("state_get", "state_seq_get"):
             self.states[op.args["slot"]] = op
-        after = self.ours.memory.snapshot()
+        why = f" ({self.ours.last_failure})" if self.ours.last_failure else ""
+        return Wanted(op, ret, why, before, self.before, rows, len(self.ops))
+
+    def settle(self) -> None:
+        """Wait for llama.cpp's answer to what was begun, and compare it. Raises DifferenceError."""
+        wanted, self._waiting = self._waiting, None
+        if wanted is None:
+            return
+        op, ret = wanted.op, wanted.ret
+        try:
+            answer = self.live.receive()
+        except EndedError as error:
+            raise self.difference(f"{error}; kvsim answered {ret!r}", wanted) from error
+        if op.op == "decode":
+            self.report.codes[str(answer.ret)] += 1
+        if (answer.ret, ret) == (0, 1) and self._known(op, Parting.IT_REFUSES):
+            self.live.close()
+            self.start()
+            return
+        if not self._same_answer(op, answer.ret, ret):
+            raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim {ret!r}{wanted.why}", wanted)
+        if op.op == "decode":
+            self._compare_searches(answer, wanted)
+            self._compare_logits(answer, wanted)
         for seq, span in enumerate(answer.pos):
-            if list(span) != after.pos[str(seq)]:
-                raise self.difference(f"sequence {seq} spans {list(span)}, in kvsim {after.pos[str(seq)]}")
-        self.before = after
-        if look:
-            self.look()
-        return ret
+            ours = wanted.after.pos[str(seq)]
+            if list(span) != ours:
+                raise self.difference(f"sequence {seq} spans {list(span)}, in kvsim {ours}", wanted)
 
     def _same_answer(self, op: Op, theirs: int | None, ours: int | None) -> bool:
         """States in an older layout have other sizes."""
@@ -156,40 +217,51 @@ class Pair:
             return bool(theirs) == bool(ours)
         return theirs == ours
 
-    def difference(self, what: str) -> DifferenceError:
-        return DifferenceError("llama.cpp", "differs", what, self.ops)
+    def difference(self, what: str, wanted: Wanted | None = None) -> DifferenceError:
+        ops = self.ops if wanted is None else self.ops[: wanted.n_ops]
+        return DifferenceError("llama.cpp", "differs", what, ops)
 
-    def _must_end(self, op: Op, error: CacheUsageError) -> None:
+    def alone(self, op: Op) -> bool:
+        """Whether both would answer the same to ``op``, or both refuse; neither does it."""
+        self.settle()
+        twin = copy.deepcopy(self.replayer)
+        try:
+            ours: int | str | None = twin.apply(op.op, op.args)
+        except CacheUsageError:
+            ours = ENDS
+        try:
+            theirs: int | str | None = self.live.attempt(op).ret
+        except EndedError:
+            theirs = ENDS
+        return ours == theirs
+
+    def _must_end(self, op: Op, why: str) -> None:
+        """What ends llama.cpp is tried in a copy of it, and neither side does it. An abort that was asked for
+        may come before the end: then it is tried without."""
         self.refused = True
         self.report.codes["ends"] += 1
-        self.ops.pop()
-        if self.report.codes["ends"] % ENDS_TRIED:
-            return
         try:
-            answer = self.live.apply(op)
-        except EndedError as ended:
-            self._restart(ended.how)
-        else:
-            if self._explained(op, Parting.WE_REFUSE):
-                return
-            self.ops.append(op)
-            raise self.difference(f"llama.cpp answered {answer.ret!r}, kvsim refuses: {error}")
+            answer = self.live.attempt(op)
+            if answer.ret == ABORTED and "abort_at_ubatch" in op.args:
+                args = {name: value for name, value in op.args.items() if name != "abort_at_ubatch"}
+                answer = self.live.attempt(replace(op, args=args))
+        except EndedError:
+            self.ops.pop()
+            return
+        if not self._known(op, Parting.WE_REFUSE):
+            raise self.difference(f"llama.cpp answered {answer.ret!r}; {why}")
+        self.ops.pop()
 
-    def _explained(self, op: Op, parting: Parting) -> bool:
-        """Whether it is known that the two part here; both begin anew then."""
+    def _known(self, op: Op, parting: Parting) -> bool:
+        """Whether it is known that the two part here."""
         why = explained(self.live.version, self.info.kind, op.op, op.args, parting)
         if why:
-            self._restart(f"known: {why}")
+            self.report.kinds[f"known: {why}"] += 1
         return bool(why)
-
-    def _restart(self, why: str) -> None:
-        self.report.kinds[f"ended ({why})"] += 1
-        self.live.close()
-        self.start()
 
     # -- comparing -----------------------------------------------------------------------------
 
-    def _compare_searches(self, answer: Answer) -> None:
+    def _compare_searches(self, answer: Answer, wanted: Wanted) -> None:
         """The first print of each cache that can be told from those before it is of the time before."""
         caches = self.live.spec.caches
         names: dict[tuple[int, int], str] = {}
@@ -201,37 +273,19 @@ class Pair:
             if (name, log.stream) in seen or not name:
                 continue
             seen.add((name, log.stream))
-            self._compare_stream(name, log, self.before)
+            what = _search_apart(log, wanted.before.caches[name][log.stream])
+            if what:
+                raise self.difference(f"{name!r} stream {log.stream}: {what}", wanted)
 
-    def _compare_stream(self, name: str, log: StreamLog, picture: Snapshot) -> None:
-        ours = picture.caches[name][log.stream]
-        cells = log.cells() or {}
-        wanted = {
-            i: (pos, owners[0] if len(owners) == 1 else SEVERAL)
-            for i, pos, owners, *_ in ours["cells"]
-            if pos != UNSEEN
-        }
-        where = f"{name!r} stream {log.stream}"
-        if cells != wanted:
-            both = sorted(set(cells.items()) ^ set(wanted.items()))
-            raise self.difference(f"{where}: cells differ, first at {both[0]}: {cells} and in kvsim {wanted}")
-        if (log.head, log.used) != (ours["head"], ours["used"]):
-            raise self.difference(
-                f"{where}: head and used {(log.head, log.used)}, in kvsim {(ours['head'], ours['used'])}"
-            )
-
-    def _compare_logits(self, answer: Answer) -> None:
-        self.blind = self.blind or sees_nothing(self.ours)
-        if self.blind:
-            return
-        for i, row in answer.logits.items():
+    def _compare_logits(self, answer: Answer, wanted: Wanted) -> None:
+        for i, ours in wanted.rows.items():
+            row = answer.logits[i]
             self.report.logits += 1
-            error = float(np.abs(row - self.ours.logits_of(i)).max() / np.abs(row).max())
+            error = float(np.abs(row - ours).max() / np.abs(row).max())
             self.report.worst_logit = max(self.report.worst_logit, error)
             if not error <= LOGITS_TOLERANCE:
-                raise self.difference(
-                    f"logits of batch entry {i} differ by {error:.3g}, allowed {LOGITS_TOLERANCE}"
-                )
+                what = f"logits of batch entry {i} differ by {error:.3g}, allowed {LOGITS_TOLERANCE}"
+                raise self.difference(what, wanted)
 
     def look(self) -> None:
         """Every cell that can be seen, and the whole saved state without its rows."""
@@ -240,11 +294,12 @@ class Pair:
             ours = _records(parse_state(self.ours.state_get(), self.live.spec))
         except CacheUsageError:
             return  # such a state cannot be saved; that it ends llama.cpp is tried elsewhere
-        theirs = _records(self.live.state())
+        state = self.live.state()
+        theirs = _records(state)
         if ours != theirs:
             name = next(n for n in theirs if ours[n] != theirs[n])
             raise self.difference(f"saved {name!r}: {theirs[name]} and in kvsim {ours[name]}")
-        for name, streams in self.live.snapshot()["caches"].items():
+        for name, streams in self.live.snapshot(state)["caches"].items():
             for s, seen in enumerate(streams):
                 picture = self.before.caches[name][s]
                 wanted = self._visible(picture)
@@ -259,6 +314,22 @@ class Pair:
             if pos != UNSEEN
         ]
         return {"head": picture["head"], "used": picture["used"], "cells": cells}
+
+
+def _search_apart(log: StreamLog, ours: dict[str, Any]) -> str:
+    """Where a print of the slot search differs from our picture of that stream; empty if it does not."""
+    cells = log.cells() or {}
+    wanted = {
+        i: (pos, owners[0] if len(owners) == 1 else SEVERAL)
+        for i, pos, owners, *_ in ours["cells"]
+        if pos != UNSEEN
+    }
+    if cells != wanted:
+        both = sorted(set(cells.items()) ^ set(wanted.items()))
+        return f"cells differ, first at {both[0]}: {cells} and in kvsim {wanted}"
+    if (log.head, log.used) != (ours["head"], ours["used"]):
+        return f"head and used {(log.head, log.used)}, in kvsim {(ours['head'], ours['used'])}"
+    return ""
 
 
 def sees_nothing(context: Context) -> bool:

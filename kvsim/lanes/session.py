@@ -236,6 +236,10 @@ class Session:
             for s in range(self.n_seq_max)
         ]
 
+    def can_shift(self) -> bool:
+        """Whether the memory says that positions can be moved."""
+        return bool(self.lib.llama_memory_can_shift(self.memory))
+
     def placements(self) -> str:
         """What the slot search has printed since the operation began."""
         return "".join(text for level, text in self.lines if level in (LEVEL_DEBUG, LEVEL_CONT))

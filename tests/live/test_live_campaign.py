@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from live_lane import model_file, needs_library
 
 from kvsim.caches.kv import KVCache
+from kvsim.context import Fault
 from kvsim.lanes import campaign
 from kvsim.lanes.campaign import CONFIGURATIONS
 from kvsim.lanes.known_differences import Parting, explained
@@ -70,10 +72,24 @@ def test_a_difference_shrinks_to_the_operations_that_matter(
     monkeypatch.setattr(KVCache, "_lower_head", lambda self, stream, freed: None)
     assert campaign.main(["--model", "llama", "--config", "unified", "--ops", "300", "--seed", "2"]) == 1
     title, _, found = capsys.readouterr().out.partition("the shortest way there:\n")
-    assert title.startswith("llama/unified: llama.cpp differs at operation ")
-    ops = [Op.from_json(json.loads(line)) for line in found.splitlines()]
+    assert title.startswith("kv llama/unified: llama.cpp differs at operation ")
+    ops = [Op.from_json(json.loads(line)) for line in found.splitlines() if line[0] == "{"]
     assert [op.op for op in ops] in (["decode", "seq_rm"], ["decode", "seq_keep"])
     assert len(ops[0].args["tokens"]) == 1
+
+
+def test_a_campaign_goes_on_where_its_report_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "live.jsonl"
+    asked = ["--memory", "msa", "--seed", "4", "--report", str(report)]
+    assert campaign.main([*asked, "--ops", "30"]) == 0
+    assert campaign.main([*asked, "--ops", "50"]) == 0
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert [(line["config"], line["ops"], line["seed"]) for line in lines] == [
+        ("unified", 30, 400_000), ("streams", 20, 400_001),
+    ]  # fmt: skip
+    assert "msa: 50 operations\nllama.cpp b11549: 0 differences\n" in capsys.readouterr().out
+    report.write_text(report.read_text() + json.dumps(lines[1] | {"difference": "here"}) + "\n")
+    assert campaign.main([*asked, "--ops", "50"]) == 0  # a part that differed does not count
 
 
 def test_a_token_that_sees_nothing_ends_the_comparison_of_logits_until_a_clear() -> None:
@@ -108,8 +124,9 @@ def test_a_change_since_b11434_is_explained() -> None:
         pair.perform(Op.decode_run(0, 0, range(6)))
         pair.perform(partial)
         (known,) = [kind for kind in pair.report.kinds if "known" in kind]
-        assert known.startswith("ended (known: since b11434: a copy must be of the whole sequence")
-        assert pair.perform(Op.decode_run(0, 0, range(6))) == 0  # both sides are anew
+        assert known.startswith("known: since b11434: a copy must be of the whole sequence")
+        assert pair.report.codes["ends"] == 1
+        assert pair.perform(Op.decode_run(0, 6, range(6))) == 0  # neither side has done it
     finally:
         pair.close()
 
@@ -127,19 +144,58 @@ def test_a_shared_state_is_rolled_back_by_b11434_only() -> None:
             pair.close()
 
 
-@pytest.mark.parametrize(("n", "ends"), [(1, False), (2, False), (3, True)])
-def test_deepseek4_survives_a_short_start_at_minus_one(
-    n: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("lengths", "beside", "refused", "known"),
+    [([1], [], False, 0), ([2], [], False, 0), ([3], [], True, 0), ([9], [], True, 0), ([2, 2], [], False, 0),
+     ([3, 3], [], True, 0), ([2], [2], True, 0), ([1], [1], True, 1)],
+)  # fmt: skip
+def test_deepseek4_from_position_minus_one(
+    lengths: list[int], beside: list[int], refused: bool, known: int
 ) -> None:
-    """kvsim refuses all of them; only the long one ends llama.cpp."""
-    monkeypatch.setattr("kvsim.lanes.pair.ENDS_TRIED", 1)
-    pair = Pair(model_file("deepseek4"), CONFIGURATIONS["one-sequence"])
+    """Sequences of these lengths from -1 on, and others from 0 on: what we refuse ends llama.cpp, but for the
+    last, where it reads what lies behind the ubatch."""
+    tokens = [(s, pos) for s, n in enumerate(lengths) for pos in range(-1, n - 1)]
+    tokens += [(s, pos) for s, n in enumerate(beside, len(lengths)) for pos in range(n)]
+    pair = Pair(model_file("deepseek4"), CONFIGURATIONS["large-ubatch"])
     try:
-        pair.perform(Op.decode_run(0, -1, [7] * n))
+        pair.perform(Op.decode([7] * len(tokens), [p for _, p in tokens], [[s] for s, _ in tokens]))
+        assert pair.refused is refused
+        assert sum("reads beyond" in kind for kind in pair.report.kinds) == known
+    finally:
+        pair.close()
+
+
+def test_an_abort_comes_before_the_end() -> None:
+    """A token shared in a quantised cache ends llama.cpp while it computes: an abort is asked for earlier."""
+    pair = Pair(model_file("deepseek4"), CONFIGURATIONS["quantised"])
+    try:
+        pair.perform(Op.decode_run([1, 2], 0, [34], fault=Fault(0)))
         assert pair.refused
-        (how,) = [kind for kind in pair.report.kinds if kind.startswith("ended")]
-        assert how.startswith(
-            "ended (signal 6)" if ends else "ended (known: a batch that begins at position -1"
-        )
+    finally:
+        pair.close()
+
+
+STRANGE = (-2, -1, 255, 256)
+"""Ids that no sequence of a context has."""
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("config", ["one-sequence", "streams", "unified"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mamba", "jamba", "dots3note", "glm5-next", "deepseek4"])
+def test_every_operation_on_a_sequence_that_does_not_exist(name: str, config: str, filled: bool) -> None:
+    """The answer, or the end, of each, tried alone."""
+    pair = Pair(model_file(name), CONFIGURATIONS[config])
+    try:
+        if filled:
+            pair.perform(Op.decode_run(0, 0, [3] * 5))
+        pair.perform(Op.state_seq_get(0, 0))
+        for seq in (pair.n_seq_max, *STRANGE):
+            for op in (
+                *(Op.state_seq_get(seq, 1, flags) for flags in (0, 1)),
+                *(Op.state_seq_set(seq, 0, flags) for flags in (0, 1)),
+                Op.seq_rm(seq), Op.seq_rm(seq, 2, -1), Op.seq_cp(0, seq), Op.seq_cp(seq, 0), Op.seq_keep(seq),
+                Op.seq_add(seq, -1, -1, 1), Op.seq_div(seq, -1, -1, 2),
+            ):  # fmt: skip
+                assert pair.alone(op)
     finally:
         pair.close()
