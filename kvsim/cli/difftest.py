@@ -37,6 +37,9 @@ def difftest_command(
         list[str], typer.Option(metavar="OP=N", help="How often an operation is chosen; may be repeated.")
     ] = [],  # noqa: B006 - typer copies it
     rows: Annotated[bool, typer.Option("--rows", help="Compare rows, masks, logits, states too.")] = False,
+    ray: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Play on a Ray cluster; local starts one here.")
+    ] = "",
     shard: Annotated[str, typer.Option(metavar="I/N", help="Do only part I of N.")] = "1/1",
     report: Annotated[
         Path | None, typer.Option(help="Where the report goes; a run goes on where its own report ends.")
@@ -68,7 +71,7 @@ def difftest_command(
                 if report is not None and n % SAVED_EVERY == 0:
                     report_so_far.write(report)
 
-            failure = run(campaign, done, ops, _shard(shard), jobs, advance)
+            failure = run(campaign, done, ops, _shard(shard), jobs, advance, ray)
     except KvsimError as error:
         fail(error)
     found = None if failure is None else _failed(campaign, failure, trace)

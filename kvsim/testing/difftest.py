@@ -2,22 +2,22 @@
 
 A campaign is a row of *sessions*, each a few hundred operations on one configuration. What session ``k`` does
 depends on the seed and ``k`` alone, so sessions can be spread over processes (``jobs``), over machines
-(``shard``), and taken up again where a report ends.
+(``shard``, or a Ray cluster), and taken up again where a report ends.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from kvsim.caches.factory import LeafFactory
 from kvsim.context import BAD_BATCH
 from kvsim.errors import KvsimError
 from kvsim.ops import Op
+from kvsim.spread import over_processes, over_ray
 from kvsim.testing import generate
 from kvsim.testing.cache_info import CACHES, CacheInfo, Config
 from kvsim.testing.coverage import Watcher
@@ -193,17 +193,19 @@ def run(
     shard: Shard | None = None,
     jobs: int = 1,
     progress: Callable[[Report], object] = lambda _: None,
+    ray: str = "",
 ) -> Failure | None:
-    """Go on with a campaign until its sessions come to ``n_ops`` operations; ``shard`` does its part of them.
+    """Go on with a campaign until its sessions come to ``n_ops`` operations; ``shard`` does its part of them,
+    in ``jobs`` processes, or on the Ray cluster ``ray``.
 
     What is done is added to ``report``, which may hold what an earlier run did. Stops at the first failure in
     the order of the sessions and returns it.
     """
     shard = shard or Shard()
-    configs = campaign.configs()
+    _configs_of(campaign)  # says what cannot be run
     n_sessions = -(-n_ops // SESSION)
     mine = range(shard.i - 1, n_sessions, shard.n)[report.shards.get(str(shard), 0) :]
-    for part, failure in _sessions(campaign, configs, mine, jobs):
+    for part, failure in _sessions(campaign, mine, jobs, ray):
         report.count(part)
         report.shards[str(shard)] = report.shards.get(str(shard), 0) + 1
         progress(report)
@@ -212,29 +214,34 @@ def run(
     return None
 
 
-def _sessions(
-    campaign: Campaign, configs: list[tuple[CacheInfo, Config]], which: Sequence[int], jobs: int
-) -> Iterator[tuple[Report, Failure | None]]:
-    """The sessions in order, several at a time."""
-    if jobs == 1:
-        for k in which:
-            yield session_of(campaign, k, configs)
+Played = tuple[Report, Failure | None]
+Job = tuple[Campaign, int]
+
+
+def _sessions(campaign: Campaign, which: Sequence[int], jobs: int, ray: str) -> Iterator[Played]:
+    """The sessions in order, several at a time. One whose process dies is played again."""
+    if jobs == 1 and not ray:
+        yield from (_session((campaign, k)) for k in which)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, _begin, (campaign, configs)) as pool:
-        yield from pool.imap(_session, which)
+    todo = [(campaign, k) for k in which]
+    spread = over_ray(_session, todo, ray) if ray else over_processes(_session, todo, jobs)
+    early: dict[Job, Played] = {}
+    given = 0
+    for job, played in spread:
+        early[job] = played
+        while given < len(todo) and todo[given] in early:
+            yield early.pop(todo[given])
+            given += 1
 
 
-_worker: tuple[Campaign, list[tuple[CacheInfo, Config]]]
+@cache
+def _configs_of(campaign: Campaign) -> list[tuple[CacheInfo, Config]]:
+    return campaign.configs()
 
 
-def _begin(campaign: Campaign, configs: list[tuple[CacheInfo, Config]]) -> None:
-    global _worker
-    _worker = campaign, configs
-
-
-def _session(k: int) -> tuple[Report, Failure | None]:
-    campaign, configs = _worker
-    return session_of(campaign, k, configs)
+def _session(job: Job) -> Played:
+    campaign, k = job
+    return session_of(campaign, k, _configs_of(campaign))
 
 
 def attempt(

@@ -7,7 +7,7 @@ from pathlib import Path
 import dying_workers
 import pytest
 
-from kvsim.workload.spread import SpreadError, over_ray
+from kvsim.spread import SpreadError, over_ray
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvsim[cluster]'")
 

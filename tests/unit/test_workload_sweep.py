@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from kvsim.cli import app
 from kvsim.errors import CacheUsageError
+from kvsim.spread import SpreadError, over_processes
 from kvsim.workload.account import MOST_SAMPLES, Account, Histogram, Sample, Totals
 from kvsim.workload.plan import Limits, candidates, plan
 from kvsim.workload.read import Workload
 from kvsim.workload.setup import Setup
-from kvsim.workload.spread import SpreadError, over_processes
 from kvsim.workload.sweep import Job, read_spec, run_job, sweep
 
 CHAT = Path("fixtures/workloads/azure_llm_2023_conv.csv.gz").absolute()
@@ -217,7 +217,7 @@ def test_a_killed_process_costs_only_time(tmp_path: Path) -> None:
 
 
 def test_a_job_that_always_kills_its_process_ends_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvsim.workload.spread.MOST_ATTEMPTS", 2)
+    monkeypatch.setattr("kvsim.spread.MOST_ATTEMPTS", 2)
     with pytest.raises(SpreadError, match="died 2 times at 'x'"):
         list(over_processes(die, ["x"], 1))
     with pytest.raises(ValueError, match="no x"):
