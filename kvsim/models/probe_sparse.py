@@ -94,8 +94,13 @@ def blocks(
         best = msa.choose_blocks(
             msa.block_scores(q[rows], keys, slots, seen, block), bias, model.indexer_top_k
         )
-        cells = msa.visible_cells(best, msa.blocks_of_cells(pos, mine, block), mask[rows])
-        chosen[:, rows] = cells.swapaxes(0, 1)
+        if len(best) == 1:  # decode regime: cells are gathered, not masked
+            gathered, count = (part[0] for part in msa.gathered_cells(best, slots, seen, block))
+            for group in range(n_group):
+                chosen[group, rows.start, gathered[group][count[group]]] = True
+        else:
+            cells = msa.visible_cells(best, msa.blocks_of_cells(pos, mine, block), mask[rows])
+            chosen[:, rows] = cells.swapaxes(0, 1)
     heads = probe.model.layers[il].n_head_kv * 2 // n_group
     return np.repeat(chosen, heads, axis=0)
 

@@ -6,20 +6,23 @@ or stored rows. A memory is transparent if :meth:`ProbeNetwork.readings` through
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
 from kvsim import window
 from kvsim.memory import BoolArray, IntArray
 from kvsim.models.cache_spec import CacheSpec, LayerSpec, MemorySpec
+from kvsim.models.cache_types import CacheType
 from kvsim.models.cached_rows import Floats
 from kvsim.models.probe import HEADS_PER_GROUP, PLAIN, WINDOWED, ProbeNetwork
 from kvsim.models.probe_dsv4 import COMPRESS_BASE, N_HEAD
 from kvsim.models.probe_recurrent import DECAY, TAPS
 from kvsim.models.probe_sparse import NORM_EPS
 from kvsim.tensors.attention import attention
+from kvsim.tensors.codecs import decode, encode
 from kvsim.tensors.hadamard import hadamard
 from kvsim.tensors.indexer import VARIANTS, index_vectors
 from kvsim.tensors.norm import rms_norm
@@ -29,8 +32,9 @@ from kvsim.tensors.rope import Rope, rope
 class Truth:
     """One sequence of a probe's memory: ``tokens`` at positions ``pos`` (ascending).
 
-    ``history`` are all tokens that a recurrent state has seen, if they differ. Rows are taken as exact,
-    so compare with f32 caches without flash attention.
+    ``history`` are all tokens that a recurrent state has seen, if they differ. Rows are rounded once to the
+    type of their cache, and nothing else is: a cache that turned its keys rounded them again, and attention
+    over anything but f32 rows rounds its operands.
     """
 
     def __init__(
@@ -48,20 +52,32 @@ class Truth:
 
     def readings(self) -> dict[str, Floats]:
         """What each token reads, ``[token, width]``, by the names of :meth:`ProbeNetwork.readings`."""
-        found: dict[str, Floats] = {}
         if self.spec.kind == "dsv4":
             raw = self.spec.caches["raw.swa"]
             return {f"raw {il}": self._compressed(il, raw) for il in raw.map_layer_ids}
-        for name, cache in self.spec.caches.items():
-            if name in (*PLAIN, WINDOWED):
-                for il in cache.map_layer_ids:
-                    found[f"{name} {il}"] = self._attention(il, name, cache)
+        found = {
+            f"{name} {il}": self._attention(il, name, cache) for name, cache, il in self._attention_blocks()
+        }
         if self.spec.recurrent is not None:
             for il, widths in enumerate(self.spec.recurrent.layers):
                 for part, width in zip("rsp", widths, strict=True):
                     if width:
                         found[f"recurrent.{part} {il}"] = self._states(part, il, width)
         return found
+
+    @cached_property
+    def masks(self) -> dict[int, BoolArray]:
+        """What each token attends to in each block, ``bool[token, key]`` or ``bool[head, token, key]``: keys
+        are the tokens, in DeepSeek-V4 followed by the compressed rows of the block's kind."""
+        if self.spec.kind == "dsv4":
+            raw = self.spec.caches["raw.swa"]
+            return {il: self._window_and_rows(il, raw) for il in raw.map_layer_ids}
+        return {il: self._mask(il, name, cache) for name, cache, il in self._attention_blocks()}
+
+    def _attention_blocks(self) -> Iterator[tuple[str, CacheSpec, int]]:
+        for name, cache in self.spec.caches.items():
+            if name in (*PLAIN, WINDOWED):
+                yield from ((name, cache, il) for il in cache.map_layer_ids)
 
     def _vectors(self, name: str, *shape: int, ids: IntArray | None = None) -> Floats:
         table = self.probe.table(name, self.probe.n_vocab + 1, *shape)
@@ -97,14 +113,22 @@ class Truth:
         n_v = self.model.layers[il].n_embd_head_v
         q = self._turn(self._vectors(f"q {il}", HEADS_PER_GROUP * layer.n_head_kv, layer.n_embd_head_k), turn)
         k = self._turn(self._vectors(f"k {layer.il}", layer.n_head_kv, layer.n_embd_head_k), turn)
-        v = k[..., :n_v] if layer.v is None else self._vectors(f"v {layer.il}", layer.n_head_kv, n_v)
+        k = stored(layer.k, k, cache.n_rot_k if layer.v is not None else 0)
+        if layer.v is None:
+            v = k[..., :n_v]
+        else:
+            v = stored(layer.v, self._vectors(f"v {layer.il}", layer.n_head_kv, n_v), cache.n_rot_v)
+        out = attention(q, k, v, self.masks[il], scale=layer.n_embd_head_k**-0.5)
+        return out.reshape(len(q), -1)
+
+    def _mask(self, il: int, name: str, cache: CacheSpec) -> BoolArray:
+        """What the block may look at, and of that what its indexer chooses."""
         mask = self._visible(cache)
         if "lid" in self.spec.caches and name != WINDOWED:
-            mask = self._lightning(il, mask)
-        elif "idx" in self.spec.caches and il in self.spec.caches["idx"].map_layer_ids:
-            mask = self._pools(il, mask) if self.spec.kind == "hybrid_idx" else self._blocks(il, mask)
-        out = attention(q, k, v, mask, scale=layer.n_embd_head_k**-0.5)
-        return out.reshape(len(q), -1)
+            return self._lightning(il, mask)
+        if "idx" in self.spec.caches and il in self.spec.caches["idx"].map_layer_ids:
+            return self._pools(il, mask) if self.spec.kind == "hybrid_idx" else self._blocks(il, mask)
+        return mask
 
     def _visible(self, cache: CacheSpec) -> BoolArray:
         hidden = window.masked(cache.swa_type, cache.n_swa, self.pos, self.pos[:, None])
@@ -128,6 +152,7 @@ class Truth:
             self._vectors(f"index q {il}", self.model.indexer_n_head, size), self.pos, turn, variant
         )
         k = index_vectors(self._vectors(f"index k {il}", size), self.pos, turn, variant)
+        k = stored(cache.layers[0].k, k)
         return _best(self._index_scores(il, q, k), mask, self.model.indexer_top_k)
 
     def _blocks(self, il: int, mask: BoolArray) -> BoolArray:
@@ -138,7 +163,7 @@ class Truth:
         turn = self.probe.rotation(cache.layers[cache.map_layer_ids[il]], cache)
         size, n_group = model.indexer_head_size, model.indexer_n_head
         q = self._turn(self._vectors(f"index q {il}", n_group, size), turn)
-        k = self._turn(self._vectors(f"index k {il}", 1, size), turn)[:, 0]
+        k = stored(cache.layers[0].k, self._turn(self._vectors(f"index k {il}", 1, size), turn))[:, 0]
         block_of = self.pos // model.indexer_block_size
         chosen = np.zeros((n_group, *mask.shape), np.bool_)
         for t, g in np.ndindex(len(q), n_group):
@@ -157,6 +182,7 @@ class Truth:
         q = self._vectors(f"index q {il}", model.indexer_n_head, size)
         members = self._pool_members(n)
         pooled = np.stack([self._pool(il, at) for at in members]) if members else np.zeros((0, size))
+        pooled = stored(self._index_type, pooled)
         scores = self._index_scores(il, q, pooled)
         chosen = np.zeros_like(mask)
         for t in range(len(q)):
@@ -166,6 +192,10 @@ class Truth:
                 chosen[t, members[i]] = True
             chosen[t] |= self._tail(t, n)
         return chosen & mask
+
+    @property
+    def _index_type(self) -> CacheType:
+        return self.spec.caches["idx"].layers[0].k
 
     def _pool_members(self, n: int) -> list[IntArray]:
         """Indices of the tokens of each pool."""
@@ -187,13 +217,13 @@ class Truth:
 
     def _pool(self, il: int, at: IntArray) -> Floats:
         size = self.model.indexer_head_size
-        keys = self._vectors(f"index k {il}", size)[at]
+        keys = stored(self._index_type, self._vectors(f"index k {il}", size)[at])
         if self.model.indexer_kpool_by_order:
             turn = Rope(size, sections=self.model.rope_sections, interleaved=True)  # type: ignore[arg-type]
             first = np.full((4, 1), self.pos[at[0]])
             mean: Floats = rope(rms_norm(keys.mean(axis=0), np.ones(size), NORM_EPS)[None], first, turn)[0]
             return mean
-        gates = self._vectors(f"index gate {il}", size)[at]
+        gates = stored(self._index_type, self._vectors(f"index gate {il}", size)[at])
         return _blend(keys, gates + self.probe.table(f"index ape {il}", len(at), size))
 
     # -- DeepSeek-V4 ---------------------------------------------------------------------------
@@ -201,23 +231,32 @@ class Truth:
     def _compressed(self, il: int, raw: CacheSpec) -> Floats:
         """The window, and every complete block of the sequence as one row."""
         layer = raw.layers[raw.map_layer_ids[il]]
-        width = layer.n_embd_head_k
-        kind = next((name for name in ("csa", "hca") if il in self.spec.caches[name].map_layer_ids), None)
+        width, kind = layer.n_embd_head_k, self._kind(il)
         turn = Rope(layer.n_rot, offset=width - layer.n_rot, base=COMPRESS_BASE if kind else layer.freq_base)
         q = rope(self._vectors(f"q {il}", N_HEAD, width), self.pos, turn)
-        keys = rope(self._vectors(f"k {il}", 1, width), self.pos, turn)
-        mask = self._visible(raw)
+        keys = stored(layer.k, rope(self._vectors(f"k {il}", 1, width), self.pos, turn), raw.n_rot_k)
         if kind is not None:
-            rows, complete = self._rows(kind, il)
-            if kind == "csa":
-                complete = self._chosen_rows(il, complete)
-            keys = np.concatenate([keys, rows[:, None]])
-            mask = np.concatenate([mask, complete], axis=1)
-        out = attention(q, keys, keys, mask, scale=width**-0.5)
+            rows, n_rot = self._rows(kind, il)[0], self.spec.caches[kind].n_rot_k
+            keys = np.concatenate([keys, (hadamard(rows, n_rot) if n_rot else rows)[:, None]])
+        out = attention(q, keys, keys, self.masks[il], scale=width**-0.5)
         return rope(out, -self.pos, turn).reshape(len(q), -1)
 
+    def _kind(self, il: int) -> str | None:
+        """Which compressor a block has beside its window."""
+        kinds = (name for name in ("csa", "hca") if il in self.spec.caches[name].map_layer_ids)
+        return next(kinds, None)
+
+    def _window_and_rows(self, il: int, raw: CacheSpec) -> BoolArray:
+        mask, kind = self._visible(raw), self._kind(il)
+        if kind is None:
+            return mask
+        complete = self._rows(kind, il)[1]
+        if kind == "csa":
+            complete = self._chosen_rows(il, complete)
+        return np.concatenate([mask, complete], axis=1)
+
     def _rows(self, name: str, il: int) -> tuple[Floats, BoolArray]:
-        """Compressed rows of one kind, and which of them each token sees: those complete at it."""
+        """Compressed rows of one kind as stored, and which of them each token sees: those complete at it."""
         cache, ring = self.spec.caches[name], self.spec.compressors[name]
         layer: LayerSpec = cache.layers[cache.map_layer_ids[il]]
         n, width = ring.ratio, layer.n_embd_k
@@ -237,7 +276,7 @@ class Truth:
             row = rope(row, [start], turn)
             rows.append(hadamard(row, cache.n_rot_k)[0] if cache.n_rot_k else row[0])
         ends = n * np.arange(1, len(rows) + 1) - 1
-        return np.array(rows).reshape(-1, width), ends <= self.pos[:, None]
+        return stored(layer.k, np.array(rows).reshape(-1, width)), ends <= self.pos[:, None]
 
     def _chosen_rows(self, il: int, complete: BoolArray) -> BoolArray:
         size = self.model.indexer_head_size
@@ -247,6 +286,17 @@ class Truth:
         q = index_vectors(q, self.pos, turn, VARIANTS["deepseek4"])
         keys, _ = self._rows("lid", il)
         return _best(self._index_scores(il, q, keys), complete, self.model.indexer_top_k)
+
+
+def stored(kind: CacheType, rows: Floats, n_rot: int = 0) -> Floats:
+    """``rows [token, ..., d]`` as they come back from a cache of a type, spread by a Hadamard rotation of size
+    ``n_rot`` while they are in it."""
+    if not len(rows):
+        return rows
+    spread = hadamard(rows, n_rot) if n_rot else rows
+    held = decode(kind.name, encode(kind.name, spread.reshape(len(rows), -1)))
+    back = held.reshape(rows.shape).astype(np.float64)
+    return hadamard(back, n_rot) if n_rot else back
 
 
 def _blend(values: Floats, scores: Floats) -> Floats:

@@ -30,9 +30,6 @@ from kvsim.tensors.shift import KeyShift
 
 Cells = IntArray | slice
 
-POISON = 0xFF
-"""A byte that makes every float type, and the scale of every quantised block, NaN."""
-
 MOVE_BLOCK = 256
 """Rows gathered at a time when single cells are moved."""
 
@@ -155,20 +152,13 @@ class KVStore:
 
     def zero_cells(self, stream: int, cells: Cells) -> None:
         """Clear the rows of cells, as after a failed restore (``state_clear``)."""
-        self._fill(stream, cells, 0)
-
-    def poison_cells(self, stream: int, cells: Cells) -> None:
-        """Make the rows of cells NaN, so that a test sees whoever still reads them."""
-        self._fill(stream, cells, POISON)
-
-    def _fill(self, stream: int, cells: Cells, byte: int) -> None:
         for slab in self.k.values():
-            slab[stream, cells] = byte
+            slab[stream, cells] = 0
         for slab in self.v.values():
             if self.v_trans:
-                slab[stream][:, cells] = byte
+                slab[stream][:, cells] = 0
             else:
-                slab[stream, cells] = byte
+                slab[stream, cells] = 0
 
     def copy_stream(self, src: int, dst: int) -> None:
         """Copy all rows of a stream over another (the data part of a seq_cp between streams)."""

@@ -149,28 +149,18 @@ def test_copy_stream_takes_everything(v_trans: bool) -> None:
 
 
 @LAYOUTS
-def test_zero_and_poison_hit_the_cells_alone(v_trans: bool) -> None:
+def test_zero_hits_the_cells_alone(v_trans: bool) -> None:
     kv = store(v_trans=v_trans)
     for stream in (0, 1):
         kv.encode_k(0, stream, slice(None), rows(SIZE))
         kv.encode_v(0, stream, slice(None), rows(SIZE))
-    kv.poison_cells(1, ints(2, 3))
     kv.zero_cells(1, ints(3, 4))
     for read in (kv.decode_k, kv.decode_v):
         assert np.array_equal(read(0, 0, slice(None)), rows(SIZE))
-        assert np.array_equal(read(0, 1, ints(0, 1, 5, 6, 7)), rows(SIZE)[[0, 1, 5, 6, 7]])
-        assert np.isnan(read(0, 1, ints(2))).all()
+        assert np.array_equal(read(0, 1, ints(0, 1, 2, 5, 6, 7)), rows(SIZE)[[0, 1, 2, 5, 6, 7]])
         assert not read(0, 1, ints(3, 4)).any()
     kv.zero()
     assert not any(slab.any() for slab in (*kv.k.values(), *kv.v.values()))
-
-
-@pytest.mark.parametrize("kind", CACHE_TYPES)
-def test_poison_is_nan_in_every_type(kind: str) -> None:
-    kv = store(layer(k=kind, v=kind))
-    kv.poison_cells(0, slice(1, 2))
-    assert np.isnan(kv.decode_k(0, 0, ints(1))).all()
-    assert np.isnan(kv.decode_v(0, 0, ints(1))).all()
 
 
 @LAYOUTS
