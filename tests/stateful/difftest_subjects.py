@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
 from kvsim.ops import Op
 from kvsim.testing.behaviour import behaviour
 from kvsim.testing.cache_info import Config
@@ -46,4 +50,20 @@ class Raises(Same):
     def apply(self, op: Op) -> int | None:
         if op.op == "decode" and len(op.args["seq"]) > 3:
             raise ZeroDivisionError("three is the most")
+        return super().apply(op)
+
+
+class DiesOnce(Same):
+    """Its process is killed once, at the 50th operation of a session; a file remembers that it was."""
+
+    def create(self, config: Config) -> None:
+        super().create(config)
+        self._left = 50
+
+    def apply(self, op: Op) -> int | None:
+        self._left -= 1
+        died = Path(os.environ["KVSIM_TEST_DIED"])
+        if self._left == 0 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().apply(op)

@@ -61,6 +61,14 @@ def test_a_run_goes_on_where_its_report_ends(tmp_path: Path) -> None:
     assert numbers(report) == numbers(played(QUICK, 3))
 
 
+def test_a_killed_process_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSIM_TEST_DIED", str(tmp_path / "died"))
+    report = played(Campaign("difftest_subjects:DiesOnce", memory="kv", config="tiny", seed=4), 3, jobs=2)
+    assert (tmp_path / "died").exists()
+    same = played(Campaign("difftest_subjects:Same", memory="kv", config="tiny", seed=4), 3)
+    assert (report.ops, report.facts) == (3 * SESSION, same.facts)
+
+
 def test_reports_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     one, other = Report(QUICK.plan, {"1/2": 1}), Report(Campaign(memory="kv", seed=9).plan, {"2/2": 1})
     with pytest.raises(KvsimError, match=r"different campaigns cannot be merged: config, seed differ"):
