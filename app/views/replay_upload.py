@@ -18,7 +18,7 @@ from app.views import replay_check
 from kvsim.errors import TraceError
 from kvsim.logs import Imported
 
-MAX_UPLOAD_MIB = 512
+MAX_UPLOAD_MIB = 400
 """2,000 operations on 8,192 cells, each with its picture, are 270 MiB, or 70 compressed."""
 
 FIRST_PART = 0.5  # seconds of reading until the player opens

@@ -158,6 +158,7 @@ export class Inspector {
 
   _windowCells(k, lane) {
     const { model } = this.player;
+    if (model.isUnseen(k)) return null;
     const { owner, size } = model.now[k];
     let reach = 0, reusable = 0, shared = 0, empty = 0;
     for (let i = 0; i < size; i++) {

@@ -74,7 +74,7 @@ export class Lane {
     this.fold.style.marginLeft = `${GUTTER}px`;
     this.fold.style.width = `${width}px`;
     const from = rows.shown * cols;
-    this.fold.textContent = `${number(from)}–${number(this.spec.size - 1)} folded: ${number(this.spec.size - from)} cells, never used here`;
+    this.fold.textContent = `${number(from)}–${number(this.spec.size - 1)} folded: ${number(this.spec.size - from)} cells${this.player.model.hasUnseen ? "" : ", never used here"}`;
   }
 
   get name() {

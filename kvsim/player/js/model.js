@@ -111,6 +111,7 @@ export class Model {
     });
     // The largest position around each step: a scale that follows the recording without jumping at every step.
     this.top = tops.map((_, i) => Math.max(...tops.slice(Math.max(0, i - 8), i + 9)));
+    this.hasUnseen = this.steps.some((step) => step.extra?.unseen);
     this.sequences = [...held].filter((s) => s >= 0).sort((a, b) => a - b);
   }
 
@@ -269,6 +270,12 @@ export class Model {
       was = now;
     }
     return found;
+  }
+
+  // Whether the cells of lane k are unknown now: the log that this is from does not print them.
+  isUnseen(k) {
+    const { cache, stream } = this.lanes[k];
+    return (this.side.extra?.unseen?.[cache] ?? []).includes(stream);
   }
 
   // The lane of `cache` that holds sequence `seq`: the only one, or that sequence's stream.

@@ -23,7 +23,7 @@ export class Rulers {
   place(width, room) {
     const { model, dpr } = this.player;
     this.caches = [...new Set(model.lanes.map((lane) => lane.cache))].filter((cache) =>
-      model.lanes.some((lane, k) => lane.cache === cache && model.reach[k] > 0));
+      model.lanes.some((lane, k) => lane.cache === cache && (model.reach[k] > 0 || (model.hasUnseen && this._tells(k)))));
     this.seqs = model.sequences;
     this.root.hidden = this.seqs.length === 0 || !this.caches.length;
     this.bar = this.caches.length > 1 ? 6 : 12;
@@ -40,7 +40,7 @@ export class Rulers {
     this.canvas.style.height = `${this.height}px`;
     this.canvas.getContext("2d").setTransform(dpr, 0, 0, dpr, 0, 0);
     const names = this.caches.length > 1 ? `bars from above: ${this.caches.join(", ")}` : "what each sequence can attend to";
-    this.what.textContent = windowed ? `${names}; the bracket is what the next token can see` : names;
+    this.what.textContent = model.hasUnseen && !model.reach.some((reach) => reach) ? "first and last of each sequence" : windowed ? `${names}; the bracket is what the next token can see` : names;
   }
 
   // `slide` in 0..1 moves the bars of shifted positions from where they were; null when at rest.
@@ -69,8 +69,22 @@ export class Rulers {
     return { seq, parts, touched, note: this._note(seq, parts, frame) };
   }
 
+  // Whether the position ranges of a log are those of this lane: of the window cache, where there is one.
+  _tells(k) {
+    const { lanes } = this.player.model;
+    return lanes.some((lane) => lane.swa_type) ? !!lanes[k].swa_type : lanes[k].cache === lanes[0].cache;
+  }
+
+  // A sequence in a lane whose cells are unknown: its range, if that is told.
+  _range(k, seq) {
+    const [low, high] = (this._tells(k) && this.player.model.side.pos[seq]) || [-1, -1];
+    const segments = low < 0 ? [] : [{ from: low, to: high, ids: [seq] }];
+    return { segments, ghosts: [], delta: 0, twice: 0, n: low < 0 ? 0 : high - low + 1, touched: false, low, high, ranged: true };
+  }
+
   _segments(k, seq, lane) {
     const { model } = this.player;
+    if (model.isUnseen(k)) return this._range(k, seq);
     const { owner, pos, size } = model.now[k];
     const mine = model.owners.map((ids) => ids.includes(seq));
     const held = [];
@@ -104,7 +118,7 @@ export class Rulers {
     const [low, high] = frame.side.pos[seq] ?? [main.low, main.high];
     const [low0, high0] = frame.side0.pos[seq] ?? [-1, -1];
     const ends = low < 0 ? `${number(main.low)}–${number(main.high)}` : low === high ? number(low) : `${number(low)}–${number(high)}`;
-    const tokens = parts.filter(Boolean).length === 1 ? `, ${number(main.n)} token${main.n === 1 ? "" : "s"}` : "";
+    const tokens = parts.filter(Boolean).length === 1 && !main.ranged ? `, ${number(main.n)} token${main.n === 1 ? "" : "s"}` : "";
     if (main.twice) return `${ends}, ${number(main.twice)} held twice`;
     if (low0 >= 0 && (low > low0 || high < high0) && low >= 0) return `${ends}, was ${number(low0)}–${number(high0)}`;
     return ends + tokens;
@@ -184,7 +198,7 @@ export class Rulers {
     }
     for (const s of part.segments) {
       const x0 = scale.x(s.from + shift), x1 = scale.x(s.to + 1 + shift);
-      const ids = model.owners[s.owner];
+      const ids = s.ids ?? model.owners[s.owner];
       ctx.fillStyle = s.unknown ? theme.dots(ctx, seq, 14) : ids.length > 1 ? theme.bands(ctx, ids, 14)
         : s.reuse ? theme.hatch(ctx, seq, 14) : theme.color(seq);
       box(ctx, x0, y, Math.max(x1 - x0 - (x1 - x0 > 3 ? 0.5 : 0), 1), this.bar, 2);

@@ -203,6 +203,9 @@ export class Stage {
     if (stale.length) facts.push(["", stalePools(stale)]);
     if (lane === this.shown[0] && frame.step.graph?.includes("rebuilt")) facts.push(["", `graph ${frame.step.graph.replace(/^.*; /, "")}`]);
     if (spec.swa_type) facts.push(["window ", number(spec.n_swa)]);
+    const unseen = model.isUnseen(k);
+    lane.root.classList.toggle("kv-unseen", unseen);
+    if (unseen) facts.push(["", "the log does not show which cells"]);
     lane.facts.replaceChildren(...facts.map((fact) => el("span", "", fact.map((text) => el(/^[\d,−]+$/.test(text) ? "b" : "span", "", text)))));
     const { why } = frame.step;
     const refused = why && why.cache === spec.cache && why.stream === spec.stream;
