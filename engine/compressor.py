@@ -12,11 +12,11 @@ from torch import Tensor
 from engine.dsv4_plan import build_plans
 from engine.sync import read_back, upload
 from kvsim.batch import Ubatch
-from kvsim.caches.dsv4_plan import CompressorShape, Plan
 from kvsim.caches.dsv4_ring import F32, VERSION, expect_block, read_tensor_head, write_tensor_head
 from kvsim.errors import StateError
 from kvsim.models.cache_spec import CompressorSpec
 from kvsim.state import StateReader, StateWriter
+from kvsim.tensors.compressor import CompressorShape, Plan
 
 
 @dataclass

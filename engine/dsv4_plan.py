@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvsim.batch import Ubatch
-from kvsim.caches.dsv4_plan import CompressorShape, Plan
 from kvsim.errors import CacheUsageError
 from kvsim.memory import IntArray
+from kvsim.tensors.compressor import CompressorShape, Plan
 
 READ_STEP = 256
 """Compressed rows are read in multiples of this."""

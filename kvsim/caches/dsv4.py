@@ -24,7 +24,6 @@ import numpy as np
 from kvsim.batch import BatchAllocator, Ubatch
 from kvsim.caches.attention_leaf import AttentionLeaf, AttentionView
 from kvsim.caches.composite import CompositeMemory, Split
-from kvsim.caches.dsv4_plan import Plan
 from kvsim.caches.dsv4_ring import CompressorRing
 from kvsim.caches.dsv4_state import read_state, write_state
 from kvsim.caches.iswa import ISWACache, positions
@@ -39,6 +38,7 @@ from kvsim.memory import (
 )
 from kvsim.models.memory_spec import CSA_RATIO
 from kvsim.state import StateReader, StateWriter
+from kvsim.tensors.compressor import Plan
 
 COMPRESSED = ("csa", "hca", "lid")
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvsim.batch import Ubatch
-from kvsim.caches.dsv4_plan import CompressorShape, Plan, build_plans
+from kvsim.caches.dsv4_plan import build_plans
 from kvsim.errors import StateError
 from kvsim.models.cache_spec import CompressorSpec
 from kvsim.state import StateReader, StateWriter
-from kvsim.tensors.compressor import CompressorState
+from kvsim.tensors.compressor import CompressorShape, CompressorState, Plan
 
 VERSION = 1
 F32 = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from kvsim.models.params import ModelParams, RopeType
 from kvsim.models.probe_dsv4 import read_compressed
 from kvsim.models.probe_recurrent import read_states
 from kvsim.tensors.rope import Rope, rope
+from kvsim.tensors.store import layer_rope
 
 HEADS_PER_GROUP = 2
 """Query heads for each KV head."""
@@ -130,22 +132,11 @@ class ProbeNetwork:
         """How a block's keys turn with their positions; None if they do not."""
         if not layer.has_rope:
             return None
-        context, sections = self.context, self.model.rope_sections
-        return Rope(
-            n_rot=layer.n_rot,
-            offset=layer.rope_offset,
-            neox=spec.rope_type is not RopeType.NORM,
-            base=layer.freq_base,
-            scale=layer.freq_scale,
-            factors=layer.factors,
-            ext_factor=context.yarn_ext_factor,
-            attn_factor=context.yarn_attn_factor,
-            beta_fast=context.yarn_beta_fast,
-            beta_slow=context.yarn_beta_slow,
-            n_ctx_orig=context.n_ctx_orig_yarn,
-            sections=sections if spec.n_pos_per_embd > 1 else None,  # type: ignore[arg-type]
-            interleaved=spec.rope_type is RopeType.IMROPE,
-        )
+        turn, sections = layer_rope(layer, spec, self.context), self.model.rope_sections
+        if spec.n_pos_per_embd <= 1:
+            return turn
+        interleaved = spec.rope_type is RopeType.IMROPE
+        return replace(turn, sections=sections, interleaved=interleaved)  # type: ignore[arg-type]
 
     # -- random numbers ------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import numpy as np
 from kvsim.batch import Ubatch
 from kvsim.caches.hybrid_idx import IdxView
 from kvsim.caches.kv_view import KVView
+from kvsim.caches.pool_inputs import pool_inputs
 from kvsim.errors import CacheUsageError
 from kvsim.memory import BoolArray, View
 from kvsim.models.cached_rows import Floats, parts_of, rows_of, store_rows
@@ -114,7 +115,7 @@ def pooled(probe: ProbeNetwork, il: int, ubatch: Ubatch, view: IdxView, mask: Bo
         raise CacheUsageError("the probe has no indexer whose keys are not pooled")
     parts = (key,) if model.indexer_kpool_row == 2 else (key, gate)
     store_rows(view, il, kpool.token_rows(*parts)[:, None], rotate=False)
-    inputs = kpool.pool_inputs(
+    inputs = pool_inputs(
         view.layout,
         ubatch,
         np.concatenate(view.slot.idxs),

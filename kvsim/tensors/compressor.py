@@ -9,24 +9,75 @@ its own::
     row 1    first halves of 0-3 + second halves of 4-7
 
 Tokens of unfinished blocks wait in the ring of their stream; which rows move where is in the
-:class:`~kvsim.caches.dsv4_plan.Plan`. Mirrors ``src/models/deepseek4.cpp``.
+:class:`Plan`, which :mod:`kvsim.caches.dsv4_plan` makes. Mirrors ``src/models/deepseek4.cpp``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.caches.dsv4_plan import CompressorShape, Plan
 from kvsim.memory import BoolArray, IntArray
 from kvsim.tensors.hadamard import hadamard
 from kvsim.tensors.norm import rms_norm
 from kvsim.tensors.rope import Rope, rope
 
 Floats = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class CompressorShape:
+    """What is fixed about one compressor (csa, hca or lid) when the cache is made.
+
+    ``overlap``: a block also reads the ``ratio`` tokens before it. ``kv_size``: compressed rows per
+    stream. ``n_stream``: streams that have a ring. ``n_rs_seq``: tokens that may be rolled back.
+    """
+
+    ratio: int
+    overlap: bool
+    state_size: int
+    kv_size: int
+    n_stream: int
+    n_rs_seq: int
+
+    @property
+    def ring_rows(self) -> int:
+        """Rows of one plane: the rings of all streams."""
+        return self.state_size * self.n_stream
+
+    def stream(self, seq: int) -> int:
+        return seq if self.n_stream > 1 else 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Indices for one ubatch and one compressor, named as in the trace format. All arrays are int32.
+
+    ``n_visible`` (per token) is the number of compressed rows it may attend to, ``n_kv`` the number
+    read, ``n_stream`` the streams of the compressed part in the graph. ``state_pos`` leaves out
+    tokens at negative positions; nothing is stored for those.
+    """
+
+    n_stream: int
+    n_kv: int
+    state_pos: IntArray
+    state_persist_src_idxs: IntArray
+    state_persist_dst_idxs: IntArray
+    state_restore_src_idxs: IntArray
+    state_restore_dst_idxs: IntArray
+    state_snapshot_src_idxs: IntArray
+    state_snapshot_dst_idxs: IntArray
+    state_read_idxs: IntArray
+    state_write_idxs: IntArray
+    state_write_pos: IntArray
+    n_visible: IntArray
+
+    def to_json(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
 
 
 @dataclass

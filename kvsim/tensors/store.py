@@ -199,9 +199,9 @@ class KVStore:
             key.apply(self.k[il].reshape(self.n_stream * self.size, -1), shift.reshape(-1))
 
 
-def key_shift(layer: LayerSpec, spec: CacheSpec, context: ResolvedContext) -> KeyShift:
-    """How the keys of a layer turn."""
-    rope = Rope(
+def layer_rope(layer: LayerSpec, spec: CacheSpec, context: ResolvedContext) -> Rope:
+    """How the keys of a layer rotate. Three or four positions a token (M-RoPE) are not in it: a shift has one."""
+    return Rope(
         n_rot=layer.n_rot,
         offset=layer.rope_offset,
         neox=spec.rope_type is not RopeType.NORM,
@@ -214,6 +214,11 @@ def key_shift(layer: LayerSpec, spec: CacheSpec, context: ResolvedContext) -> Ke
         beta_slow=context.yarn_beta_slow,
         n_ctx_orig=context.n_ctx_orig_yarn,
     )
+
+
+def key_shift(layer: LayerSpec, spec: CacheSpec, context: ResolvedContext) -> KeyShift:
+    """How the keys of a layer turn."""
+    rope = layer_rope(layer, spec, context)
     return KeyShift(layer.k, layer.n_head_kv, layer.n_embd_head_k, rope, spec.n_rot_k)
 
 

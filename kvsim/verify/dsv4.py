@@ -13,9 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.batch import Ubatch
-from kvsim.caches.dsv4_plan import CompressorShape, Plan, build_plan
+from kvsim.caches.dsv4_plan import build_plan
 from kvsim.tensors.codecs import decode, encode
-from kvsim.tensors.compressor import CompressorState, add_position_bias, finish_rows, run_plan, visible_rows
+from kvsim.tensors.compressor import (
+    CompressorShape,
+    CompressorState,
+    Plan,
+    add_position_bias,
+    finish_rows,
+    run_plan,
+    visible_rows,
+)
 from kvsim.tensors.indexer import chosen, index_scores
 from kvsim.tensors.rope import Rope
 from kvsim.tensors.topk import heap_top_k

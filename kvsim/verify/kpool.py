@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvsim.batch import Ubatch
 from kvsim.caches.kv import KVCache
+from kvsim.caches.pool_inputs import pool_inputs
 from kvsim.caches.pool_layout import PoolLayout, all_clean
 from kvsim.memory import SlotInfo
 from kvsim.models.arch import NonCausal
@@ -41,7 +42,7 @@ def check(arrays: Arrays, meta: Meta) -> list[ArrayCheck]:
     for s, pos in meta["stale_before"].items():
         stale[int(s)] = pos
     new = layout.new_pools(ubatch, SlotInfo(tuple(streams.tolist()), tuple(cells)), stale)
-    inputs = kpool.pool_inputs(
+    inputs = pool_inputs(
         layout,
         ubatch,
         cells.reshape(-1),

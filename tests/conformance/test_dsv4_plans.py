@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from kvsim.batch import Ubatch
-from kvsim.caches.dsv4_plan import CompressorShape, build_plans
+from kvsim.caches.dsv4_plan import build_plans
+from kvsim.tensors.compressor import CompressorShape
 
 TRACES = Path(__file__).parents[2] / "fixtures" / "traces" / "dsv4"
 FILES = sorted(TRACES.glob("*.jsonl.gz"))

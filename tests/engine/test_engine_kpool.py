@@ -10,6 +10,7 @@ from engine_recordings import DEVICES, traces
 
 from engine import EngineFactory, kpool
 from engine.pool_layout import PoolView
+from kvsim.caches.pool_inputs import pool_inputs as reference_inputs
 from kvsim.caches.pool_layout import IdxView
 from kvsim.memory import View
 from kvsim.replay import Replayer, context_of
@@ -29,7 +30,7 @@ class Watching:
             ours = kpool.pool_inputs(view)
             self.seen.append({name: value.cpu().numpy() for name, value in ours.__dict__.items()})
         elif isinstance(view, IdxView) and view.layout is not None:
-            inputs = reference.pool_inputs(
+            inputs = reference_inputs(
                 view.layout, ubatch, np.concatenate(view.slot.idxs), view.new, view.n_new_padded,
                 kv_size=view.cache.size, n_stream=view.cache.n_stream, n_kv=view.n_kv,
             )  # fmt: skip

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from kvsim.batch import Ubatch
-from kvsim.caches.dsv4_plan import CompressorShape, build_plan
+from kvsim.caches.dsv4_plan import build_plan
 from kvsim.tensors.compressor import (
+    CompressorShape,
     CompressorState,
     add_position_bias,
     finish_rows,

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from kvsim.batch import Ubatch
-from kvsim.caches.dsv4_plan import CompressorShape, build_plan, build_plans
+from kvsim.caches.dsv4_plan import build_plan, build_plans
 from kvsim.errors import CacheUsageError
+from kvsim.tensors.compressor import CompressorShape
 
 CSA = CompressorShape(ratio=4, overlap=True, state_size=8, kv_size=256, n_stream=1, n_rs_seq=0)
 HCA = CompressorShape(ratio=128, overlap=False, state_size=128, kv_size=256, n_stream=1, n_rs_seq=0)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.batch import Ubatch
+from kvsim.caches.pool_inputs import pool_inputs
 from kvsim.caches.pool_layout import CLEAN, PoolLayout, SequencePools, all_clean, pool_starts
 from kvsim.memory import SlotInfo
 from kvsim.tensors import kpool
@@ -58,7 +59,7 @@ def inputs(
     layout: PoolLayout, ub: Ubatch, cells: list[int], n_new: int = 1, n_stream: int = 1, gather: bool = False
 ) -> kpool.PoolInputs:
     new = np.array(new_of(layout, ub, cells), np.bool_)
-    return kpool.pool_inputs(
+    return pool_inputs(
         layout,
         ub,
         np.array(cells, np.int32),
