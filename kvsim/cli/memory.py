@@ -27,7 +27,7 @@ def memory_command(
     arch: Annotated[str, typer.Option(metavar="NAME", help="A model by name, such as gemma3-4b.")] = "",
     gguf: Annotated[Path | None, typer.Option(help="A model file; only its header is read.")] = None,
     n_ctx: Annotated[int, typer.Option(help="Context in tokens; 0 is what the model was trained for.")] = 0,
-    n_seq_max: Annotated[int, typer.Option(help="Sequences at a time.")] = 1,
+    n_seq_max: Annotated[int | None, typer.Option(help="Sequences at a time; 1 if not given.")] = None,
     n_ubatch: Annotated[int, typer.Option(help="Tokens that go through the graph at once.")] = 512,
     n_rs_seq: Annotated[int, typer.Option(help="Rollback snapshots of recurrent states.")] = 0,
     type_k: Annotated[str, typer.Option(help="Type of stored keys.")] = "f16",
@@ -40,15 +40,16 @@ def memory_command(
     """Say what a model's memory costs, part by part.
 
     Counted are the caches and states; weights and compute buffers are not.
-    With --budget: the longest context that fits, or with --n-ctx too, how many sequences of that length.
-    Exit status 1: nothing fits. 2: a model or a setting that cannot be used.
+    With --budget: the longest context that fits, or with --n-ctx too, how many sequences of that length; with
+    --n-ctx and --n-seq-max, whether that fits.
+    Exit status 1: it does not fit. 2: a model or a setting that cannot be used.
     """
     try:
         model = _model(arch, gguf)
         params = ContextParams(
             n_ctx=n_ctx,
             n_ubatch=n_ubatch,
-            n_seq_max=n_seq_max,
+            n_seq_max=1 if n_seq_max is None else n_seq_max,
             n_rs_seq=n_rs_seq,
             kv_unified=unified,
             swa_full=swa_full,
@@ -58,6 +59,9 @@ def memory_command(
         if not budget:
             _print(stdout(), memory_bytes(model, params), as_json)
             return
+        if n_ctx and n_seq_max is not None:
+            fits = _print_whether(stdout(), memory_bytes(model, params), size_of(budget), as_json)
+            raise typer.Exit(0 if fits else DIFFERENT)
         fit = (fit_sequences if n_ctx else fit_context)(model, params, size_of(budget))
     except KvsimError as error:
         fail(error)
@@ -83,10 +87,16 @@ def size_in_words(n: int) -> str:
     return f"{n} B" if unit == "B" else f"{value:.2f} {unit}"
 
 
-def _model(arch: str, gguf: Path | None) -> ModelParams:
+def one_model(arch: str, gguf: Path | None) -> str | Path:
+    """The one that was given; fails for none and for both."""
     if bool(arch) == (gguf is not None):
         fail(f"give one model: --gguf FILE, or --arch NAME with one of {', '.join(KNOWN)}")
-    return read_model(gguf) if gguf is not None else known_model(arch)
+    return arch if gguf is None else gguf
+
+
+def _model(arch: str, gguf: Path | None) -> ModelParams:
+    one = one_model(arch, gguf)
+    return known_model(one) if isinstance(one, str) else read_model(one)
 
 
 def _print(out: Console, report: MemoryReport, as_json: bool) -> None:
@@ -106,6 +116,21 @@ def _print(out: Console, report: MemoryReport, as_json: bool) -> None:
     total = ("total", "", "", "", "", f"{report.total:,}", size_in_words(report.total))
     for line in table([heads, *rows, total], left=3):
         out.print(Text(line))
+
+
+def _print_whether(out: Console, report: MemoryReport, budget: int, as_json: bool) -> bool:
+    """Whether exactly this fits, and by how much; returned too."""
+    left = budget - report.total
+    if as_json:
+        print(json.dumps({"fits": left >= 0, "budget": budget, **report.to_json()}))
+    else:
+        out.print(
+            Text(
+                f"fits, {size_in_words(left)} are left:" if left >= 0 else f"{size_in_words(-left)} too much:"
+            )
+        )
+        _print(out, report, as_json)
+    return left >= 0
 
 
 def _print_fit(out: Console, fit: Fit | None, n_ctx: int, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from kvsim.cli.memory import size_in_words, size_of
-from kvsim.cli.simulate import choose
+from kvsim.cli.simulate import choose, model_settings, only_with
 from kvsim.cli.terminal import DIFFERENT, fail, stderr, stdout, table
 from kvsim.errors import KvsimError
 
@@ -22,13 +22,20 @@ VARIED = ("arch", "n_ctx", "parallel", "unified", "swa_full", "type_k", "checkpo
 
 def plan_command(
     workload: Annotated[Path, typer.Argument(help="An Azure trace (CSV) or a Mooncake trace (JSON lines).")],
-    arch: Annotated[list[str], typer.Option(metavar="NAME", help="A model; give it again for more.")],
+    arch: Annotated[list[str], typer.Option(metavar="NAME", help="A model; give it again for more.")] = [],  # noqa: B006
+    gguf: Annotated[list[Path], typer.Option(help="A model file; give it again for more.")] = [],  # noqa: B006
     n_ctx: Annotated[str, typer.Option(help="Contexts to try.")] = "8192,16384,32768,65536,131072",
     parallel: Annotated[str, typer.Option(help="Numbers of slots to try.")] = "4,8,16",
     layout: Annotated[str, typer.Option(help="unified, streams or both.")] = "both",
     swa_full: Annotated[str, typer.Option(help="Full window caches: no, yes or both.")] = "no",
     types: Annotated[str, typer.Option(help="Types of stored keys and values to try.")] = "f16",
     checkpoints: Annotated[str, typer.Option(help="Most checkpoints per slot to try.")] = "32",
+    n_batch: Annotated[int, typer.Option(help="Tokens of a batch.", min=1)] = 2048,
+    n_ubatch: Annotated[int, typer.Option(help="Tokens that go through the graph at once.")] = 512,
+    weight_bytes: Annotated[float, typer.Option(help="Bytes per parameter; 0: 2, or as in the file.")] = 0.0,
+    bandwidth: Annotated[float, typer.Option(help="Device: bytes a second.")] = 2.039e12,
+    rate: Annotated[float, typer.Option(help="Device: floating-point operations a second.")] = 312e12,
+    overhead: Annotated[float, typer.Option(help="Device: seconds per ubatch in any case.")] = 0.5e-3,
     max_failed: Annotated[int, typer.Option(help="Most failed decodes.", min=0)] = 0,
     max_reprocessed: Annotated[float, typer.Option(help="Part of prompt tokens computed twice.")] = 1.0,
     max_unserved: Annotated[float, typer.Option(help="Part of requests not served in full.")] = 0.0,
@@ -44,13 +51,17 @@ def plan_command(
     Lists are separated by commas. Exit status 1: nothing serves it. 2: input that cannot be used.
     """
     from kvsim.workload.plan import Limits, plan
-    from kvsim.workload.setup import Setup
+    from kvsim.workload.setup import FileSetup
 
+    only_with("--fitted", fitted, {"--seed": seed})
+    models = [model_settings(name, None) for name in arch] + [model_settings("", path) for path in gguf]
+    if not models:
+        model_settings("", None)
     layouts = {"unified": [True], "streams": [False], "both": [True, False]}
     fulls = {"no": [False], "yes": [True], "both": [False, True]}
     names = [name.strip() for name in types.split(",")]
     choices: list[list[dict[str, Any]]] = [
-        [{"arch": name} for name in arch],
+        [{"gguf": "", **model} for model in models],
         [{"n_ctx": n} for n in _numbers("--n-ctx", n_ctx)],
         [{"parallel": n} for n in _numbers("--parallel", parallel)],
         [{"unified": flag} for flag in _flags("--layout", layout, layouts)],
@@ -58,6 +69,10 @@ def plan_command(
         [{"type_k": name, "type_v": name} for name in names],
         [{"checkpoints": n} for n in _numbers("--checkpoints", checkpoints)],
     ]
+    base = FileSetup(
+        arch="", n_batch=n_batch, n_ubatch=n_ubatch, weight_bytes=weight_bytes, bandwidth=bandwidth, rate=rate,
+        overhead=overhead,
+    )  # fmt: skip
     limits = Limits(
         failed_decodes=max_failed,
         reprocessed=max_reprocessed,
@@ -69,7 +84,11 @@ def plan_command(
         chosen, _, _ = choose(workload, requests, fitted, seed=seed)
         with stderr().status("trying") as status:
             found = plan(
-                lambda: chosen, Setup(arch[0]), choices, limits, lambda each: status.update(_in_words(each))
+                lambda: chosen,
+                base,
+                choices,
+                limits,
+                lambda each: status.update(_in_words(each)),
             )
     except KvsimError as error:
         fail(error)

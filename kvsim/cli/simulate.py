@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from kvsim.cli.memory import one_model
 from kvsim.cli.terminal import fail, stderr, stdout, table
 from kvsim.errors import KvsimError
 
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
     from kvsim.workload.request import Request
     from kvsim.workload.setup import Setup
 
-Size = Annotated[int, typer.Option(min=0)]
+TRACE_OPS = 200
 
 
 def simulate_command(
     workload: Annotated[Path, typer.Argument(help="An Azure trace (CSV) or a Mooncake trace (JSON lines).")],
-    arch: Annotated[str, typer.Option(metavar="NAME", help="A model by name, such as gemma3-4b.")],
+    arch: Annotated[str, typer.Option(metavar="NAME", help="A model by name, such as gemma3-4b.")] = "",
+    gguf: Annotated[Path | None, typer.Option(help="A model file; only its header is read.")] = None,
     n_ctx: Annotated[int, typer.Option(help="Context in tokens; 0 is what the model was trained for.")] = 0,
     parallel: Annotated[int, typer.Option(help="Slots.", min=1)] = 4,
     n_batch: Annotated[int, typer.Option(help="Tokens of a batch.", min=1)] = 2048,
@@ -38,10 +40,12 @@ def simulate_command(
     policy: Annotated[str, typer.Option(help="slots (llama-server) or paged (blocks, as vLLM).")] = "slots",
     similarity: Annotated[float, typer.Option(help="Part of a prompt a slot must hold to be chosen.")] = 0.1,
     ctx_shift: Annotated[bool, typer.Option("--ctx-shift", help="Full slots forget old tokens.")] = False,
+    n_keep: Annotated[int, typer.Option(help="First tokens that a shift keeps.", min=0)] = 0,
     cache_reuse: Annotated[int, typer.Option(help="Shortest chunk to reuse by shifting; 0: none.")] = 0,
     checkpoints: Annotated[int, typer.Option(help="Most checkpoints per slot; 0: none.")] = 32,
-    n_params: Annotated[float, typer.Option(help="Parameters; 0: about as published.")] = 0.0,
-    weight_bytes: Annotated[float, typer.Option(help="Bytes per parameter.")] = 2.0,
+    n_params: Annotated[float, typer.Option(help="Parameters; 0: as published, or in the file.")] = 0.0,
+    n_active: Annotated[float, typer.Option(help="Of these active per token; 0: the same way.")] = 0.0,
+    weight_bytes: Annotated[float, typer.Option(help="Bytes per parameter; 0: 2, or as in the file.")] = 0.0,
     bandwidth: Annotated[float, typer.Option(help="Device: bytes a second.")] = 2.039e12,
     rate: Annotated[float, typer.Option(help="Device: floating-point operations a second.")] = 312e12,
     overhead: Annotated[float, typer.Option(help="Device: seconds per ubatch in any case.")] = 0.5e-3,
@@ -52,22 +56,31 @@ def simulate_command(
     seed: Annotated[int, typer.Option(help="Made up: seed.", min=0)] = 0,
     trace: Annotated[Path | None, typer.Option(help="Write an interval as a trace, for the player.")] = None,
     trace_from: Annotated[float, typer.Option(help="Seconds at which the interval begins.")] = 0.0,
-    trace_ops: Annotated[int, typer.Option(help="Operations in the interval.", min=1)] = 200,
+    trace_ops: Annotated[int, typer.Option(help="Operations in the interval.", min=1)] = TRACE_OPS,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Serve a workload with a simulated server whose caches are kvsim's own.
 
-    Counts are exact for the given policy; seconds come from a simple model of the device.
+    Counts are exact for the given policy; seconds come from a simple model of the device (docs/workloads.md).
     Exit status 2: a workload, a model or a setting that cannot be used.
     """
-    from kvsim.workload.setup import Setup
+    from kvsim.workload.setup import FileSetup
 
+    only_with("--fitted", fitted, {"--turns": turns != 1, "--system": system, "--seed": seed})
+    only_with("--trace", trace, {"--trace-from": trace_from, "--trace-ops": trace_ops != TRACE_OPS})
+    only_with("--ctx-shift", ctx_shift, {"--n-keep": n_keep})
+    of_slots = {
+        "--similarity": similarity != 0.1, "--ctx-shift": ctx_shift, "--cache-reuse": cache_reuse,
+        "--checkpoints": checkpoints != 32, "--swa-full": swa_full, "--trace": trace,
+    }  # fmt: skip
+    only_with("--policy slots", policy != "paged", of_slots)
     try:
-        setup = Setup(
-            arch=arch, n_ctx=n_ctx, parallel=parallel, n_batch=n_batch, n_ubatch=n_ubatch, unified=unified,
+        setup = FileSetup(
+            **model_settings(arch, gguf),
+            n_ctx=n_ctx, parallel=parallel, n_batch=n_batch, n_ubatch=n_ubatch, unified=unified,
             swa_full=swa_full, type_k=type_k, type_v=type_v, policy=policy, similarity=similarity,
-            ctx_shift=ctx_shift, cache_reuse=cache_reuse, checkpoints=checkpoints, n_params=n_params,
-            weight_bytes=weight_bytes, bandwidth=bandwidth, rate=rate, overhead=overhead,
+            ctx_shift=ctx_shift, n_keep=n_keep, cache_reuse=cache_reuse, checkpoints=checkpoints, n_params=n_params,
+            n_active=n_active, weight_bytes=weight_bytes, bandwidth=bandwidth, rate=rate, overhead=overhead,
         )  # fmt: skip
         chosen, n, seconds = choose(workload, requests, fitted, turns, system, seed)
         began = time.perf_counter()
@@ -79,6 +92,19 @@ def simulate_command(
         print(json.dumps({"setup": vars(setup), "bytes": setup.memory_bytes(), **account.to_json()}))
     else:
         print_account(stdout(), setup, account, took)
+
+
+def model_settings(arch: str, gguf: Path | None) -> dict[str, str]:
+    """The model as settings of a FileSetup. Fails unless it is one."""
+    one = one_model(arch, gguf)
+    return {"arch": one} if isinstance(one, str) else {"arch": one.stem, "gguf": str(one)}
+
+
+def only_with(needed: str, there: object, options: Mapping[str, object]) -> None:
+    """Fail if one of the options is given though what it belongs to is not there."""
+    for name, given in options.items():
+        if given and not there:
+            fail(f"{name} changes nothing without {needed}: leave it out, or give {needed} too")
 
 
 def choose(
@@ -119,8 +145,7 @@ def _run(
         task = bar.add_task("requests", total=n)
         look: Any = lambda clock: None  # noqa: E731
         if trace is not None:
-            if not isinstance(server, SlotServer):
-                fail("--trace shows llama.cpp's cells, which the paged policy does not have")
+            assert isinstance(server, SlotServer)
             try:
                 recorder = stack.enter_context(IntervalRecorder(server, trace, start, ops, setup.arch))
             except ValueError as error:

@@ -26,6 +26,8 @@ def sweep_command(
     """
     from kvsim.workload.sweep import read_spec, sweep
 
+    if ray and processes:
+        fail("--processes changes nothing with --ray, whose cluster has processors of its own: leave it out")
     try:
         jobs = read_spec(spec)
         with counting() as bar:

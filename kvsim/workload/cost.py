@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim.errors import CacheUsageError
+from kvsim.errors import CacheUsageError, ModelError
 from kvsim.models.context_params import ContextParams, resolve
+from kvsim.models.gguf_metadata import read_header
 from kvsim.models.memory_bytes import F32_BYTES
 from kvsim.models.memory_spec import memory_spec
 from kvsim.models.params import ModelParams, SwaType
@@ -78,6 +79,24 @@ class Weights:
         if name not in PARAMETERS:
             raise CacheUsageError(f"how many parameters {name!r} has is not known: give --n-params")
         return cls(*PARAMETERS[name], bytes_each)
+
+    @classmethod
+    def in_file(cls, path: str) -> Weights:
+        """Those of a model file, from its list of tensors; of experts as many are active as the file says.
+        ``bytes_each`` as stored, or 2 if only the header is there. Raises ModelError for a file that cannot be
+        read or lists no tensor."""
+        header = read_header(path)
+        sizes = {name: info.n_values for name, info in header.tensors.items()}
+        total = sum(sizes.values())
+        if total == 0:
+            raise ModelError(f"{path}: lists no tensor, so how many parameters it has is not known")
+        arch = header.values.get("general.architecture", "")
+        used, count = (header.values.get(f"{arch}.expert_{key}", 0) for key in ("used_count", "count"))
+        experts = sum(n for name, n in sizes.items() if "_exps." in name)
+        idle = experts * (1 - used / count) if count else 0
+        stored = header.path.stat().st_size - header.data_start
+        whole = stored > max(info.offset for info in header.tensors.values())
+        return cls(total, total - idle, stored / total if whole else 2.0)
 
 
 class CostModel:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from kvsim.errors import CacheUsageError
 from kvsim.models.context_params import ContextParams
+from kvsim.models.gguf_header import read_model
 from kvsim.models.known import known_model
 from kvsim.models.memory_bytes import memory_bytes
 from kvsim.models.params import ModelParams
@@ -100,13 +102,14 @@ class Setup:
             ctx_checkpoints=self.checkpoints,
         )
 
-    def cost(self) -> CostModel:
+    def weights(self) -> Weights:
         if self.n_params:
-            weights = Weights(self.n_params, self.n_active or self.n_params, self.weight_bytes)
-        else:
-            weights = Weights.of(self.arch, self.weight_bytes)
+            return Weights(self.n_params, self.n_active or self.n_params, self.weight_bytes)
+        return Weights.of(self.arch, self.weight_bytes)
+
+    def cost(self) -> CostModel:
         device = Device(self.bandwidth, self.rate, self.overhead)
-        return CostModel(self.model(), self.params(), weights, device)
+        return CostModel(self.model(), self.params(), self.weights(), device)
 
     def server(self, sample_every: float = 1.0) -> Policy:
         """The policy, ready to serve; ``sample_every`` seconds between looks at its cells."""
@@ -129,3 +132,31 @@ class Setup:
 
     def with_(self, **changes: Any) -> Setup:
         return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class FileSetup(Setup):
+    """A setup of the model in the GGUF file ``gguf``, of which only the header is read; ``arch`` is what to
+    call it. Without a file, of the model of that name. ``weight_bytes`` 0: as stored."""
+
+    weight_bytes: float = 0.0
+    gguf: str = ""
+
+    def model(self) -> ModelParams:
+        return _model_in(self.gguf) if self.gguf else super().model()
+
+    def weights(self) -> Weights:
+        stored = _weights_in(self.gguf) if self.gguf else Weights.of(self.arch)
+        total = self.n_params or stored.total
+        active = self.n_active or self.n_params or stored.active
+        return Weights(total, active, self.weight_bytes or stored.bytes_each)
+
+
+@lru_cache(maxsize=16)
+def _model_in(path: str) -> ModelParams:
+    return read_model(path)
+
+
+@lru_cache(maxsize=16)
+def _weights_in(path: str) -> Weights:
+    return Weights.in_file(path)

@@ -334,6 +334,26 @@ def test_memory_that_fits_a_budget():
     assert result.stdout.startswith("4 sequences of 2,048 tokens fit:\n")
 
 
+def test_memory_says_whether_what_was_asked_for_fits():
+    """A context and a number of sequences leave nothing to look for: 65,536 tokens are 8 GiB."""
+    asked = ("memory", "--arch", "llama3.1-8b", "--n-ctx", 65536, "--n-seq-max", 16)
+    result = run(*asked, "--budget", "9GiB")
+    assert (result.exit_code, result.stdout.splitlines()[:2]) == (
+        0, ["fits, 1.00 GiB are left:", "kv memory, context 65,536 for 16 sequences"],
+    )  # fmt: skip
+    result = run(*asked, "--budget", "7GiB")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (1, "1.00 GiB too much:")
+    result = run(*asked, "--budget", "7GiB", "--json")
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["fits"], report["total"], report["n_seq_max"]) == (
+        1,
+        False,
+        8 * 2**30,
+        16,
+    )
+    assert run(*asked[:-1], 1, "--budget", "8GiB").stdout.startswith("fits, 0 B are left:")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

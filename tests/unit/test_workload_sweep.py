@@ -6,20 +6,24 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from dying_workers import die, die_once, wrong
 from typer.testing import CliRunner
 
 from kvsim.cli import app
 from kvsim.errors import CacheUsageError
+from kvsim.models.gguf_metadata import read_header
 from kvsim.spread import SpreadError, over_processes
 from kvsim.workload.account import MOST_SAMPLES, Account, Histogram, Sample, Totals
+from kvsim.workload.cost import Weights
 from kvsim.workload.plan import Limits, candidates, plan
 from kvsim.workload.read import Workload
-from kvsim.workload.setup import Setup
+from kvsim.workload.setup import FileSetup, Setup
 from kvsim.workload.sweep import Job, read_spec, run_job, sweep
 
 CHAT = Path("fixtures/workloads/azure_llm_2023_conv.csv.gz").absolute()
+GGUF = Path("fixtures/goldens/logits/gemma2-s0.gguf").absolute()
 MOONCAKE = CHAT.with_name("mooncake_conversation_4000.jsonl.gz")
 
 
@@ -267,8 +271,17 @@ def test_simulate_writes_an_interval(tmp_path: Path) -> None:
         (("simulate", CHAT, "--arch", "llama3-8b", "--type-v", "q9"), "unknown cache type"),
         (
             ("simulate", CHAT, "--arch", "llama3-8b", "--policy", "paged", "--trace", "x", "--requests", 2),
-            "does not have",
+            "--trace changes nothing without --policy slots",
         ),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--turns", 2), "--turns changes nothing without --fitted"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--trace-ops", 2), "nothing without --trace:"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--n-keep", 2), "nothing without --ctx-shift"),
+        (("simulate", CHAT), "give one model: --gguf FILE, or --arch NAME"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--gguf", "x"), "give one model"),
+        (("simulate", CHAT, "--gguf", "no.gguf"), "no.gguf: there is no such file"),
+        (("plan", CHAT), "give one model"),
+        (("plan", CHAT, "--arch", "llama3-8b", "--seed", 2), "--seed changes nothing without --fitted"),
+        (("sweep", "x.yaml", "--out", "x", "--ray", "local", "--processes", 2), "nothing with --ray"),
         (("plan", CHAT, "--arch", "llama3-8b", "--parallel", "a"), "not a list of numbers"),
         (("plan", CHAT, "--arch", "llama3-8b", "--layout", "a"), "unknown"),
         (("sweep", "no.yaml", "--out", "x"), "cannot be opened"),
@@ -290,6 +303,54 @@ def test_plan_says_what_binds() -> None:
     assert "binds: unserved" in text
     code, text = run(*asked, "--n-ctx", "8192", "--json")
     assert (code, json.loads(text)["best"], json.loads(text)["binding"]) == (1, None, ["unserved"])
+
+
+def test_a_model_file_is_as_good_as_a_name() -> None:
+    """The header says what the memory is; the tensors, how many parameters."""
+    asked = ("--n-ctx", 2048, "--parallel", 2, "--requests", 5)
+    code, text = run("simulate", CHAT, "--gguf", GGUF, *asked, "--json")
+    report = json.loads(text)
+    assert (code, report["setup"]["arch"], report["totals"]["finished"]) == (0, "gemma2-s0", 5)
+    assert set(report["peak_used"]) == {"base", "swa"}
+    told = json.loads(run("memory", "--gguf", GGUF, "--n-ctx", 2048, "--n-seq-max", 2, "--json")[1])
+    assert report["bytes"] == told["total"]
+    code, text = run(
+        "plan", CHAT, "--gguf", GGUF, "--n-ctx", "2048", *asked[2:], "--layout", "streams", "--json"
+    )
+    best = json.loads(text)["best"]
+    assert (code, best["setup"]["arch"], best["bytes"]) == (0, "gemma2-s0", report["bytes"])
+
+
+def test_weights_of_a_file() -> None:
+    """All tensors count; the file is whole, so it says how many bytes a parameter has. A name and a file can be
+    compared in one plan."""
+    header = read_header(GGUF)
+    weights = Weights.in_file(str(GGUF))
+    assert weights.total == weights.active == sum(info.n_values for info in header.tensors.values())
+    assert weights.bytes_each * weights.total == GGUF.stat().st_size - header.data_start
+    setup = FileSetup(arch="x", gguf=str(GGUF))
+    assert setup.cost().weights == weights
+    assert setup.with_(weight_bytes=0.5).cost().weights.bytes_each == 0.5
+    assert FileSetup(arch="llama3-8b").cost().weights == Weights.of("llama3-8b")
+
+
+def test_of_experts_as_many_are_active_as_are_used(tmp_path: Path) -> None:
+    """8 values of all, 32 of four experts of which one is used: 16 are active. A file cut after its header still
+    says that, and two bytes each are assumed."""
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "moe.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_expert_count(4)
+    writer.add_expert_used_count(1)
+    writer.add_tensor("output_norm.weight", np.zeros(8, np.float32))
+    writer.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert Weights.in_file(str(path)) == Weights(40, 16, 4.0)
+    path.write_bytes(path.read_bytes()[: read_header(path).data_start])
+    assert Weights.in_file(str(path)) == Weights(40, 16, 2.0)
 
 
 def test_sweep_makes_a_table(tmp_path: Path) -> None:
