@@ -330,7 +330,8 @@ TABLE = (
         happens=(
             "Indexer keys are stored rotated by a Hadamard matrix, with rope in the leading "
             "dimensions. A shift turns the trailing dimensions of the rotated row: the keys are no "
-            "longer those of any position."
+            "longer those of any position. Those of HY-V4 are not rotated and have rope in the trailing "
+            "dimensions, but pair neighbours there, while the shift pairs halves."
         ),
         instead="The row is rotated back, turned, and rotated again.",
         remedy="Do not shift: remove and decode the tokens again.",

@@ -129,12 +129,12 @@ def after_place(cache: KVCache, robbed: Iterable[int]) -> None:
 
 def before_shift(cache: KVCache) -> None:
     """All rows are turned, those that did not move by 0: what rounds is rounded again, and an indexer's keys
-    are turned although they are stored rotated."""
+    are turned although they are stored rotated, or in other pairs."""
     if cache.spec.rope_type is RopeType.NONE:
         return
     if cache.spec.is_quantized_k:
         cache._hazard("shift-requantizes-all")
-    elif cache.spec.n_rot_k:
+    elif cache.spec.n_rot_k or cache.name == "lid":
         cache._hazard("indexer-keys-turned-as-stored")
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from play import MAX_TOKENS, N_ROLLBACK, N_SEQ, PLAYED, Play
+from play import MAX_TOKENS, N_ROLLBACK, N_SEQ, PLAYED, Account, Play
+
+from kvsim.events import Event
 
 FLASH = 5e-3
 """Flash attention reads f32 rows as f16, and rounds queries and weights."""
@@ -84,6 +86,20 @@ def test_every_operation_is_done_and_transparent(name: str, kv_unified: bool) ->
         missing |= {"context shift", "move up"}
     assert set(play.n_done) == {op for op, _, _ in EVERY_OPERATION} - missing
     assert {il for il, n in play.left_out.items() if n} == choosing_blocks(play)
+
+
+@pytest.mark.parametrize("name", ["dsa-deepseek32", "dsa_iswa-dots3note", "dsa-hy_v4"])
+def test_a_shift_changes_what_lightning_indexers_choose(name: str) -> None:
+    """Hazard ``indexer-keys-turned-as-stored``: why such memories are not shifted in these tests."""
+    play = Play(name, False, 8)
+    play.do("decode", 1, 9)
+    play.ctx.memory.seq_add(0, -1, -1, 5)
+    play.held[0] = Account(play.held[0].tokens, [p + 5 for p in play.held[0].pos])
+    events: list[Event] = []
+    play.ctx.observe(events.append)
+    with pytest.raises(AssertionError, match="block"):
+        play.do("decode", 1, 9)
+    assert ("lid", "indexer-keys-turned-as-stored") in {(e.cache, e.detail.get("id")) for e in events}
 
 
 def choosing_blocks(play: Play) -> set[int]:
