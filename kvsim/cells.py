@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.cell_rows import CellRows
 from kvsim.errors import CacheUsageError, IntegrityError
 from kvsim.memory import MAX_SEQ, POS_INF, BoolArray, IntArray
 from kvsim.seq_ranges import PositionIndex, SeqRanges
@@ -104,6 +105,7 @@ class CellTable:
         self.x: IntArray = np.empty(size, np.int32)
         self.y: IntArray = np.empty(size, np.int32)
         self.seq: Words = np.zeros((1, size), np.uint64)
+        self._rows = CellRows(ids_of_words)
         self.reset()
 
     def reset(self) -> None:
@@ -567,19 +569,14 @@ class CellTable:
                 )
 
     def rows(self) -> list[list[Any]]:
-        """Every used cell as ``[index, pos, [ids], shift, tok, x, y]``: the cells of a trace's picture."""
+        """Every used cell as ``[index, pos, [ids], shift, tok, x, y]``: the cells of a trace's picture.
+
+        Take them as read-only: of a large table, pictures share the cells that did not change between them.
+        """
         cells = np.flatnonzero(self.pos[: self.used_max_p1] != -1)
         if self._phantom:
             cells = np.array(sorted({*cells.tolist(), *self._phantom}), np.intp)
-        known: dict[tuple[int, ...], list[int]] = {}
-        owners = []
-        for words in zip(*(word[cells].tolist() for word in self.seq), strict=True):
-            if words not in known:
-                known[words] = ids_of_words(words)
-            owners.append(known[words])
-        columns = (a[cells].tolist() for a in (self.pos, self.shift, self.tok, self.x, self.y))
-        pos, shift, tok, x, y = columns
-        return [list(row) for row in zip(cells.tolist(), pos, owners, shift, tok, x, y, strict=True)]
+        return self._rows.of(cells, (self.pos, self.shift, self.tok, self.x, self.y, *self.seq))
 
 
 def _rows_by_sequence(seq_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int] | None]]:
