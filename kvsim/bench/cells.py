@@ -171,7 +171,7 @@ def placing(context: Context, pos: int, repeats: int) -> float:
 
 
 def mask_row(params: ContextParams, n_cells: int, repeats: int) -> Row:
-    """The mask of a ubatch over a full cache, beside filling an array of its size once."""
+    """The mask of a ubatch over a full cache, beside filling a new array of its size once."""
     n_tokens = min(MASK_TOKENS, n_cells // 2)
     context = filled(params, n_cells - n_tokens)
     cache = context.memory
@@ -181,8 +181,8 @@ def mask_row(params: ContextParams, n_cells: int, repeats: int) -> Row:
     slots = cache.prepare([ubatch])
     assert slots is not None
     view = cache.apply_ubatch(slots[0], ubatch)
-    out = np.empty((n_tokens, view.n_kv), np.bool_)
-    ours, filling = side_by_side(view.mask, lambda: out.fill(True), repeats)
+    shape = n_tokens, view.n_kv
+    ours, filling = side_by_side(view.mask, lambda: np.full(shape, True), repeats)
     return Row(
         f"causal mask, {n_tokens} x {view.n_kv:,}", ours, "filling its array", filling, Goal("within", 2)
     )
