@@ -33,7 +33,7 @@ lint: .venv/dev.done
 
 # a site without a warning; nothing is fetched
 docs: .venv/docs.done
-	rm -rf build/docs docs/api
+	rm -rf build/docs docs/api docs/lessons docs/lessons.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo build/docs/index.html
 
@@ -58,7 +58,7 @@ browser:
 	fi
 
 clean:
-	rm -rf .venv build dist docs/api *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist docs/api docs/lessons docs/lessons.md *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

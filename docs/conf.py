@@ -5,7 +5,12 @@ Nothing is fetched, neither here nor when a page is read.
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the lessons belong to the app, which need not be installed
 
 project = "kvsim"
 author = "the authors of kvsim"
@@ -37,3 +42,10 @@ apidoc_modules = [
 ]
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}
+
+
+def setup(app: Any) -> None:
+    """The lessons' page is written from the lessons themselves."""
+    from app.lessons.page import write_page
+
+    app.connect("builder-inited", lambda _: write_page(Path(__file__).parent))

@@ -4,6 +4,11 @@ The blocks of a page run one after another, as a reader would paste them. A ``te
 Python block is what it prints. A block that cannot run says why in a comment before it
 (``<!-- not run: reason -->``), one that wants the live library is left out without it
 (``<!-- needs: llama.cpp -->``).
+
+Of the other blocks: lines that begin with ``kvsim`` must name commands and options that exist, and what takes a
+moment is run; YAML is performed or read. Not run: what wants a model file, a server's log, a build of llama.cpp or
+minutes (the options are checked all the same), layouts of bytes (tests/unit/test_state.py holds them), and the pipe
+protocol's messages (tests/stateful/test_difftest_pipe.py speaks it with a program in C).
 """
 
 from __future__ import annotations
@@ -16,9 +21,18 @@ from pathlib import Path
 
 import pytest
 from live_lane import needs_library
+from typer.testing import CliRunner
+
+from app.lessons.course import LESSONS
+from app.lessons.page import page as lessons_page
+from app.lessons.page import picture
+from kvsim.cli import app
+from kvsim.trace import read_trace
+from kvsim.workload.sweep import read_spec
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+MADE = ROOT / "docs" / "lessons.md"  # by the site's build, where that has run
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *{*(ROOT / "docs").rglob("*.md")} - {MADE}])
 
 BLOCK = re.compile(
     r"(?:^<!-- (not run|needs): (.*?) -->\n)?^```python\n(.*?)^```\n(?:\n?^```text\n(.*?)^```)?",
@@ -105,7 +119,75 @@ def test_an_example_that_prints_something_else_fails(tmp_path):
         blocks_of(page)
 
 
+# -- commands and YAML -----------------------------------------------------------------------------
+
+COMMANDS = [
+    pytest.param(line, id=f"{page.name}: {' '.join(line.split()[:3])}")
+    for page in PAGES
+    for block in re.findall(
+        r"^```[a-z]*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    for line in re.findall(r"^ *(kvsim [a-z].*)$", block, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_on_a_page_has_the_options_that_it_shows(line: str) -> None:
+    command = line.split()[1]
+    assert command in {one.name for one in app.registered_commands}
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).stdout
+    for option in re.findall(r"(?<=[ \[])--?[a-z][\w-]*", line.partition("  ")[0]):
+        assert option in shown, f"kvsim {command} {option}"
+
+
+def block_of(page: str, language: str, n: int = 0) -> str:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[n]
+
+
+def test_the_commands_that_record_scenarios_do_what_the_page_says(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line.split("   ")[0].split()[1:] for line in block_of("scenarios.md", "text").splitlines()]
+    listed, recorded, elsewhere, _live = lines
+    assert "chat-context-shift" in CliRunner().invoke(app, listed).stdout
+    assert CliRunner().invoke(app, recorded).exit_code == 0
+    assert CliRunner().invoke(app, ["replay", "shift.jsonl.gz"]).exit_code == 0
+    assert CliRunner().invoke(app, elsewhere).exit_code == 0
+
+
+def test_the_scenario_of_the_page_can_be_performed(tmp_path) -> None:
+    file, trace = tmp_path / "drafts.yaml", tmp_path / "drafts.jsonl.gz"
+    file.write_text(block_of("scenarios.md", "yaml"))
+    done = CliRunner().invoke(app, ["record", str(file), "-o", str(trace)])
+    assert done.exit_code == 0, done.output
+    steps = [step.op for step in read_trace(trace.read_bytes(), name="drafts")]
+    assert steps == ["init", "decode", *["decode", "seq_rm"] * 6]
+
+
+def test_the_sweep_of_the_page_is_six_configurations(tmp_path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(block_of("workloads.md", "yaml"))
+    (tmp_path / "azure_llm_2023_conv.csv.gz").write_bytes(
+        (ROOT / "fixtures" / "workloads" / "azure_llm_2023_conv.csv.gz").read_bytes()
+    )
+    assert len(read_spec(file)) == 6
+
+
 # -- the site --------------------------------------------------------------------------------------
+
+
+def test_the_lessons_of_the_site_are_those_of_the_app() -> None:
+    """Every text and every computed answer, in the order of the course, and a picture of each lesson."""
+    text = "\n".join(lessons_page())
+    for lesson in LESSONS:
+        for n, step in enumerate(lesson.steps):
+            assert f"**Step {n + 1}.** {step.text}\n" in text
+            assert f"**{step.ask.told(lesson.right(n))}**" in text
+            assert step.why in text
+    titles = re.findall(r"^## \d+\. (.*)$", text, re.MULTILINE)
+    assert titles == [lesson.title for lesson in LESSONS]
+    assert re.findall(r"\]\(lessons/(.*?)\.svg\)", text) == [lesson.key for lesson in LESSONS]
+    assert b"<svg" in picture(LESSONS[0])
 
 
 def test_every_page_is_in_the_contents():
