@@ -17,17 +17,18 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvsi
 HERE = Path(__file__).parent
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two worker processes, which find the subjects of these tests; the folder of :class:`DiesOnce`."""
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.setenv("KVSIM_TEST_DIED", str(tmp_path / "died"))
-    monkeypatch.syspath_prepend(str(HERE))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
-    try:
-        yield tmp_path
-    finally:
-        ray.shutdown()
+    folder = tmp_path_factory.mktemp("cluster")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE))
+        patch.setenv("KVSIM_TEST_DIED", str(folder / "died"))
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+        try:
+            yield folder
+        finally:
+            ray.shutdown()
 
 
 def numbers(report: Report) -> dict[str, object]:
@@ -56,7 +57,8 @@ def test_the_first_difference_comes_back_from_the_cluster(cluster: Path) -> None
     assert (far.session, str(far.error)) == (near.session, str(near.error))
 
 
-def test_a_cluster_that_is_not_there_is_said_at_once() -> None:
+def test_a_cluster_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     done = CliRunner().invoke(app, ["difftest", "--memory", "kv", "--ops", "400", "--ray", "127.0.0.1:1"])
     assert done.exit_code == 2
     assert "no Ray cluster at '127.0.0.1:1'" in done.output
