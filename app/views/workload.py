@@ -19,14 +19,13 @@ from app import component, style
 from app.compare.task import Task
 from app.views import workload_form, workload_plan
 from app.views import workload_state as session
-from app.views.workload_state import EVERY, NAMES, PLAN, SERVE
+from app.views.workload_state import EVERY, NAMES, PLAN, SERVE, SIDE_BY_SIDE
 from app.workload_page import drawing, figure, series
 from app.workload_page.configuration import text_of_setup
 from app.workload_page.source import UPLOAD, Source
 from kvsim.workload.setup import Setup
 
 FILE = Path(__file__).parents[1] / "workload_page" / "page.css"
-SIDE_BY_SIDE = "Side by side"
 AROUND = 0.2  # seconds played before and after a failed decode
 
 
@@ -62,14 +61,11 @@ def show() -> None:
                 )
                 component.link()
         with right:
-            view = st.segmented_control(
-                "View",
-                (SERVE, PLAN),
-                default=state["workload-view"],
-                key="wl-view",
-                label_visibility="collapsed",
+            if state.get("wl-view") is None:
+                state["wl-view"] = state["workload-view"]
+            state["workload-view"] = st.segmented_control(
+                "View", (SERVE, PLAN), key="wl-view", label_visibility="collapsed", required=True
             )
-            state["workload-view"] = view or state["workload-view"]
             if state["workload-view"] == PLAN:
                 workload_plan.show(asked, setup, can)
             else:
@@ -175,23 +171,24 @@ def _choice(runs: list[series.Run]) -> str:
         state["workload-shown"] = names[0]
         return names[0]
     options = [*names, SIDE_BY_SIDE]
-    first = state["workload-shown"] if state["workload-shown"] in options else SIDE_BY_SIDE
+    if state.get("wl-shown") not in options:
+        state["wl-shown"] = state["workload-shown"] if state["workload-shown"] in options else SIDE_BY_SIDE
     with st.container(key="wl-choice", horizontal=True, vertical_alignment="center"):
         chosen = st.segmented_control(
             "Shown",
             options,
-            default=first,
             key="wl-shown",
             label_visibility="collapsed",
             on_change=session.choose,
             args=(None,),
+            required=True,
         )
         if chosen in names:
             st.button(
                 f"Remove {chosen}", key="wl-remove", on_click=session.remove, args=(NAMES.index(chosen),)
             )
-    state["workload-shown"] = chosen or first
-    return state["workload-shown"]
+    state["workload-shown"] = chosen
+    return chosen
 
 
 def _plot(panels: list[series.Panel], runs: list[series.Run], run: series.Run | None) -> None:
@@ -277,9 +274,11 @@ def _played(asked: Source, setup: Setup) -> None:
         if trace["until"] >= end
         else f", as many as are played at a time: up to second {trace['until']:,.3f}"
     )
+    n = trace["n"] - 1  # the first is the picture at the beginning
     with st.container(key="wl-player-head", horizontal=True, vertical_alignment="center"):
         st.html(
-            f'<div class="kvs-head">{trace["n"]:,} operations<small>from second {start:,.3f} on{cut}</small></div>'
+            f'<div class="kvs-head">{n:,} operation{"s" if n != 1 else ""}'
+            f"<small>from second {start:,.3f} on{cut}</small></div>"
         )
         st.download_button(
             "Save the trace", base64.b64decode(trace["data"]), "interval.jsonl.gz", "application/gzip",

@@ -24,10 +24,7 @@ def source() -> Source:
     """Which requests are served."""
     old: Source = st.session_state["workload-source"]
     st.html('<div class="kvs-side">Requests</div>')
-    kinds = list(TITLES)
-    kind = st.selectbox(
-        "Workload", kinds, kinds.index(old.kind), key="wl-kind", format_func=TITLES.__getitem__
-    )
+    kind = fields.choice("Workload", list(TITLES), old.kind, "wl-kind", format_func=TITLES.__getitem__)
     if kind == UPLOAD:
         _upload()
     new = replace(old, kind=kind, requests=_of_source("requests", old, "How many; 0: all of them"))
@@ -117,13 +114,8 @@ def setup() -> tuple[Setup, str]:
     """The configuration, and why it cannot be; "" if it can."""
     old: Setup = st.session_state["workload-setup"]
     st.html('<div class="kvs-side">Model</div>')
-    arch = st.selectbox(
-        "Architecture",
-        MODELS,
-        MODELS.index(old.arch) if old.arch in MODELS else 0,
-        key="wl-arch",
-        on_change=header_upload.forget,
-        args=("workload",),
+    arch = fields.choice(
+        "Architecture", MODELS, old.arch, "wl-arch", on_change=header_upload.forget, args=("workload",)
     )
     header = header_upload.header("workload")
     st.html('<div class="kvs-side">Context and server</div>')
@@ -147,10 +139,10 @@ def _context(old: Setup, header: ModelParams | None) -> Setup:
     one, two = st.columns(2)
     with one:
         parallel = _number("parallel", new, "Slots", least=1)
-        type_k = st.selectbox("K type", TYPES, TYPES.index(new.type_k), key="wl-type_k")
+        type_k = fields.choice("K type", TYPES, new.type_k, "wl-type_k")
     with two:
         n_ubatch = _number("n_ubatch", new, "Ubatch", least=1)
-        type_v = st.selectbox("V type", TYPES, TYPES.index(new.type_v), key="wl-type_v")
+        type_v = fields.choice("V type", TYPES, new.type_v, "wl-type_v")
     unified = not fields.either("Buffer", "unified", "streams", not new.unified, "wl-streams")
     swa_full = False
     if new.model().swa_type is not SwaType.NONE:
@@ -194,3 +186,13 @@ def _device(old: Setup, header: ModelParams | None) -> Setup:
 
 def _number(name: str, setup: Setup, label: str, least: float = 0) -> Any:
     return fields.number(label, getattr(setup, name), least, MOST[name], f"wl-{name}")
+
+
+def fill(setup: Setup) -> None:
+    """Put a configuration of a plan into the fields."""
+    state = st.session_state
+    state["workload-setup"] = setup
+    for name in ("arch", "n_ctx", "parallel", "type_k", "type_v", "checkpoints"):
+        state[f"wl-{name}"] = getattr(setup, name)
+    state["wl-streams"] = "unified" if setup.unified else "streams"
+    state["wl-swa_full"] = "swa_full" if setup.swa_full else "window"

@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from app.compare.task import Task
+from app.views import workload_form
 from app.views import workload_state as session
 from app.workload_page import drawing
 from app.workload_page.configuration import setup_of_text
@@ -204,10 +205,6 @@ def _trying(task: Task) -> None:
 def _use(setup: Setup) -> None:
     """Serve what the plan found."""
     state = st.session_state
-    state["workload-setup"] = setup
-    for key in [
-        key for key in state if str(key).startswith("wl-") and not str(key).startswith(("wl-kind", "wl-file"))
-    ]:
-        del state[key]
-    state["workload-view"] = session.SERVE
+    workload_form.fill(setup)
+    state["workload-view"] = state["wl-view"] = session.SERVE
     session.serve(state["workload-source"], setup)

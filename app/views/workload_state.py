@@ -19,6 +19,7 @@ from kvsim.workload.setup import Setup
 NAMES = "ABCD"
 """Of the runs that stand side by side."""
 
+SIDE_BY_SIDE = "Side by side"
 SERVE, PLAN = "Serve", "Plan"
 MODULE = "app.workload_page.worker"
 LONGEST = 900.0  # seconds that a job may take
@@ -88,8 +89,7 @@ def remove(index: int) -> None:
 
 def show(name: str) -> None:
     """Look at one of the runs."""
-    st.session_state["workload-shown"] = name
-    st.session_state.pop("wl-shown", None)
+    st.session_state["workload-shown"] = st.session_state["wl-shown"] = name or SIDE_BY_SIDE
     choose(None)
 
 

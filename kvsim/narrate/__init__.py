@@ -7,6 +7,7 @@ reason last. It only reads the step and the pictures before and after it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvsim.changes import OwnerTable, Picture
@@ -127,4 +128,14 @@ def _opening(after: Picture) -> str:
     parts = [f"{n:,} cells in {cache}" for cache, n in sizes.items()]
     if after.recurrent:
         parts.append(count(after.recurrent["size"], "recurrent state"))
+    if any(lane.used for lane in after.lanes) or (after.recurrent and after.recurrent["used"]):
+        return f"The recording begins in the middle: {', '.join(_used(after, sizes))}."
     return f"A fresh memory: {', '.join(parts)}, all empty."
+
+
+def _used(picture: Picture, sizes: dict[str, int]) -> Iterator[str]:
+    for cache, n in sizes.items():
+        used = sum(lane.used for lane in picture.lanes if lane.spec.cache == cache)
+        yield f"{used:,} of {n:,} cells of {cache} are used"
+    if picture.recurrent:
+        yield f"{picture.recurrent['used']} of {count(picture.recurrent['size'], 'recurrent state')} are used"

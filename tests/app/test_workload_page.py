@@ -140,6 +140,9 @@ def test_the_interval_is_what_the_server_did_then(served: Task) -> None:
     (found,) = task.of_kind("trace")
     steps = list(read_trace(base64.b64decode(found["data"]), name="interval"))
     assert (len(steps), found["until"]) == (found["n"], end)
+    said = json.loads(found["payload"])["steps"][0]["say"]
+    used = steps[0].after["caches"]["base"][0]["used"]
+    assert said.startswith(f"The recording begins in the middle: {used:,} of 4,096 cells of base are used, ")
     failed = [step for step in steps if step.op == "decode" and step.ret == 1]
     counted = [f for f in served.of_kind("account")[0]["failures"] if start <= f["time"] <= end]
     assert len(failed) == len(counted) > 0
@@ -252,12 +255,12 @@ def test_nothing_is_simulated_before_it_is_asked_for() -> None:
 
 def test_a_link_restores_runs_interval_and_configuration() -> None:
     runs = f"{text_of_setup(TIGHT)}~{text_of_setup(TIGHT.with_(unified=False))}"
-    at = settled(start(requests="60", runs=runs, show="A", **{"from": "2", "to": "2.05"}))
+    at = settled(start(requests="60", runs=runs, show="A", **{"from": "0.01", "to": "0.05"}))
     settled(at)
     assert at.number_input(key="wl-n_ctx").value == 4096
-    assert at.session_state["workload-interval"] == (2.0, 2.05)
-    assert (at.query_params["runs"], at.query_params["from"]) == (runs, "2")
-    assert "operations<small>from second 2.000 on" in shown(at)
+    assert at.session_state["workload-interval"] == (0.01, 0.05)
+    assert (at.query_params["runs"], at.query_params["from"]) == (runs, "0.01")
+    assert "operations<small>from second 0.010 on" in shown(at)
     assert "<b>B</b> streams" in shown(at)
 
 
