@@ -26,10 +26,6 @@ def __getattr__(name: str) -> Any:
     """The machine is imported when it is asked for: it needs Hypothesis, the rest does not."""
     if name != "CacheMachine":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from kvsim.testing.machine import CacheMachine
-    except ModuleNotFoundError as error:
-        if error.name != "hypothesis":
-            raise
-        raise ModuleNotFoundError("CacheMachine needs hypothesis: pip install 'kvsim[test]'") from error
+    from kvsim.testing.machine import CacheMachine
+
     return CacheMachine

@@ -18,19 +18,26 @@ from inspect import getattr_static
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from hypothesis import Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+try:
+    from hypothesis import Phase, settings
+    from hypothesis import strategies as st
+    from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+except ModuleNotFoundError as error:
+    if error.name != "hypothesis":
+        raise
+    raise ModuleNotFoundError(
+        "kvsim.testing.machine needs hypothesis: pip install 'kvsim[test]'", name=error.name
+    ) from error
 
 from kvsim.ops import Op
 from kvsim.testing import generate
 from kvsim.testing.cache_info import CACHES, CacheInfo, Config
-from kvsim.testing.difftest import attempt
+from kvsim.testing.difftest import attempt, playable
 from kvsim.testing.match import DifferenceError, Match
 from kvsim.testing.profiles import PROFILES, Profile, spoiled
 from kvsim.testing.recorded import told, write_failure
 from kvsim.testing.shrink import shrink
-from kvsim.testing.subject import OPERATIONS, LedgerSubject, Observes, Subject, supports
+from kvsim.testing.subject import OPERATIONS, LedgerSubject, Observes, Subject
 
 T = TypeVar("T")
 
@@ -160,8 +167,8 @@ def configurations(machine: type[CacheMachine]) -> list[tuple[CacheInfo, Config]
         return [
             (info, config)
             for info in CACHES.values()
-            for config in machine.profile.configs(info)
-            if machine.memory in ("all", info.kind) and all(supports(s, info, config) for s in subjects)
+            if machine.memory in ("all", info.kind)
+            for config in playable(machine.profile, info, subjects)
         ]
     finally:
         for subject in subjects:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,15 @@ def machine(kind: str, subject: type[Subject], traces: Path) -> type[CacheMachin
 def test_the_reference_refines_the_ledger(kind: str, tmp_path: Path) -> None:
     """With ink in its rows and a network that reads them, or with metadata alone: the cells are the same."""
     run_state_machine_as_test(machine(kind, ContextSubject, tmp_path), settings=QUICK)
+
+
+@pytest.mark.parametrize("line", ["import kvsim.testing.machine", "from kvsim.testing import CacheMachine"])
+def test_without_hypothesis_it_says_what_to_install(line: str) -> None:
+    code = f"import sys; sys.modules['hypothesis'] = None\nimport kvsim.testing.difftest\n{line}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: kvsim.testing.machine needs hypothesis: pip install 'kvsim[test]'"
+    )
 
 
 class Forgetful(ContextSubject):
