@@ -15,6 +15,8 @@ from kvsim.bench.measure import Goal, Row
 from kvsim.bench.served import Served, served
 from kvsim.errors import KvsimError
 
+LONGEST = 120.0
+"""Seconds after which nobody begins another act."""
 THINKS = (2.0, 6.0)
 """Seconds between two acts of a user."""
 COMES_WITHIN = 5.0
@@ -50,14 +52,17 @@ class Crowd:
 def crowd_table(users: int, tell: Callable[[str], object], acts: int = 8) -> Iterator[Row]:
     """So many users on one server, each page's acts beside those of one user alone on the same server.
 
-    ``tell`` gets what is no row: memory, and whose answer was wrong. Raises KvsimError if one was.
+    ``tell`` gets what is no row: processor time, memory, bytes. Raises KvsimError if somebody's answer was wrong
+    or did not come.
     """
     kinds = mixed(users)
     with served() as server:
         alone = Crowd()
         for kind in dict.fromkeys(kinds):
             alone.add(come(server, [kind], 4, hurry=0.2))
+        used, begun = server.processor(), time.monotonic()
         crowd = come(server, kinds, acts)
+        passed, then = time.monotonic() - begun, server.processor()
     for what, name in (("open", "opening"), ("act", "an act")):
         for page in dict.fromkeys(kinds):
             waits, before = crowd.seconds(what, page), alone.seconds(what, page)
@@ -66,12 +71,17 @@ def crowd_table(users: int, tell: Callable[[str], object], acts: int = 8) -> Ite
     every = crowd.seconds("act")
     yield Row(f"{users} users: an act, median of {len(every):,}", median(every), goal=Goal("seconds", 0.5))
     yield Row(f"{users} users: an act, 95 of 100 wait less", percentile_95(every), goal=Goal("seconds", 1.0))
+    if used and then:
+        own, started = then[0] - used[0], then[1] - used[1]
+        tell(
+            f"processor time: {own:,.1f} s of the server, {1000 * own / len(crowd.waits):,.0f} ms an act; "
+            f"{started:,.1f} s of its workers; in {passed:,.0f} s, so {(own + started) / passed:.2f} processors' worth"
+        )
     if crowd.memory:
-        mib = [n >> 20 for n in (crowd.memory[0], max(crowd.memory))]
-        tell(f"memory of the server: {mib[0]:,} MiB with one user, at most {mib[1]:,} MiB with {users}")
-    tell(
-        f"an act every {sum(THINKS) / 2:g} s of each user; {crowd.bytes_received / len(every) / 1024:,.0f} KiB an act"
-    )
+        first, most = crowd.memory[0] >> 20, max(crowd.memory) >> 20
+        tell(f"memory of the server: {first:,} MiB before they came, {most:,} MiB at most")
+    each, kib = sum(THINKS) / 2, crowd.bytes_received / len(every) / 1024
+    tell(f"a user acts {each:g} s after an answer, and gets {kib:,.0f} KiB an act")
     if crowd.failed or alone.failed:
         raise KvsimError("; ".join([*alone.failed, *crowd.failed]))
 
@@ -100,7 +110,7 @@ async def _all(server: Served, kinds: list[str], acts: int, hurry: float) -> Cro
 
 
 async def _user(server: Served, crowd: Crowd, n: int, kind: str, acts: int, hurry: float) -> None:
-    mood = random.Random(n)
+    mood, end = random.Random(n), time.monotonic() + LONGEST
     await asyncio.sleep(mood.uniform(0, COMES_WITHIN) * hurry)
     try:
         async with Session(server.url) as session:
@@ -109,6 +119,8 @@ async def _user(server: Served, crowd: Crowd, n: int, kind: str, acts: int, hurr
                 await wait()
                 crowd.waits.append(Wait(kind, what, time.perf_counter() - begun))
                 await session.think(mood.uniform(*THINKS) * hurry)
+                if time.monotonic() > end:
+                    break
             crowd.bytes_received += session.bytes_received
     except (KvsimError, KeyError, OSError) as error:
         crowd.failed.append(f"user {n}, {kind}: {error}")

@@ -159,11 +159,15 @@ async def comparer(session: Session, n: int, acts: int) -> AsyncIterator[Act]:
     subjects = [m.id for m in MUTANTS.values() if "kv" in m.memories]
     first = subjects[n % len(subjects)]
 
-    def compared(subject: str) -> Answered:
-        return lambda p: "comparison" in p.shown and json.loads(p.shown["comparison"])["name"] == subject
-
     def begun(p: Page) -> bool:
         return "Comparing" in p.text
+
+    def compared(subject: str) -> Answered:
+        def there(p: Page) -> bool:
+            told = not begun(p) and p.shown.get("comparison")
+            return bool(told) and json.loads(told)["name"] == subject
+
+        return there
 
     yield "open", lambda: session.open(f"page=compare&subject={first}", begun)
     await session.until(compared(first))

@@ -29,6 +29,15 @@ class Served:
     url: str
     pid: int
 
+    def processor(self) -> tuple[float, float] | None:
+        """Seconds of processor time of the process and of those it started and that are over; None where the
+        system does not tell."""
+        with contextlib.suppress(OSError):
+            told = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            own, started = sum(map(int, told[11:13])), sum(map(int, told[13:15]))
+            return own / os.sysconf("SC_CLK_TCK"), started / os.sysconf("SC_CLK_TCK")
+        return None
+
     def memory(self) -> int | None:
         """Bytes of memory the process holds now, None where the system does not tell."""
         with contextlib.suppress(OSError):
