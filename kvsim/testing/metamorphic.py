@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from kvsim.caches.kv import KVCache
-from kvsim.context import BAD_BATCH, NO_SLOT
+from kvsim.context import FAULTS, OK, Fault
 from kvsim.ops import Op
 from kvsim.testing import generate
 from kvsim.testing.cache_info import CacheInfo, Config
@@ -122,6 +122,7 @@ def refusal_leaves_no_trace(info: CacheInfo, config: Config, pick: generate.Pick
     run = Run(info, config)
     perform(run, Script.drawn(pick, len(run.seqs), room_of(config, run.checked.unified)))
     seq = pick.integer(0, len(run.seqs) - 1)
+    run.do(Op.state_seq_get(seq, 0))
     before = run.content()
     end = run.end(seq)
     refused = pick.choice(
@@ -133,12 +134,14 @@ def refusal_leaves_no_trace(info: CacheInfo, config: Config, pick: generate.Pick
             Op.seq_rm(-1, 1, 2),
             Op.seq_rm(seq, max(end - 1, 1), -1),
             Op.seq_add(300, 0, -1, 1),
+            *(Op.decode([1, 2], [end, end + 1], [[seq]] * 2, fault=Fault(0, kind)) for kind in FAULTS),
+            Op.state_seq_set(seq, 0, truncate=pick.integer(0, 60)),
         ]
     )
     ret = run.do(refused)
-    said_no = {"decode": ret in (BAD_BATCH, NO_SLOT), "seq_rm": not ret}.get(refused.op, False)
-    if run.checked.raised or said_no:
-        compare_content(f"{refused} was refused", before, run.content(), run.excused, run.seqs)
+    done = {"decode": ret == OK, "seq_rm": ret == 1, "state_seq_set": bool(ret)}.get(refused.op, True)
+    if run.checked.raised or not done:
+        compare_content(f"{refused} did not happen", before, run.content(), run.excused, run.seqs)
 
 
 def others_are_not_touched(info: CacheInfo, config: Config, pick: generate.Picker) -> None:

@@ -45,6 +45,7 @@ def _restored_beside_another(info: CacheInfo, config: Config, pick: SeededPicker
         (layout_does_not_matter, "iswa", "trimmed-before-chunk"),
         (layout_does_not_matter, "kv", "rows-restored-elsewhere"),
         (refusal_leaves_no_trace, "hybrid", "halves-cut-apart"),
+        (refusal_leaves_no_trace, "iswa", "failed-ubatch-stays"),
         (_restored_beside_another, "kv", "restore-zeroes-others"),
         (others_are_not_touched, "recurrent", "copy-too-long"),
         (rollback_equals_fresh, "recurrent", "rollback-does-nothing"),
