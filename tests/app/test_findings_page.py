@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from player_browser import app, browser, new_page
+from playwright.sync_api import expect
 from streamlit.testing.v1 import AppTest
 
 from app import traces
 from kvsim.explain import EXPLANATIONS
 from kvsim.hazards import HAZARDS
+from kvsim.lanes.finding_table import FINDINGS, UNCONFIRMED
 
 MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
 
@@ -47,7 +50,7 @@ def test_a_link_restores_the_hazard_and_its_trace_is_explained_by_the_replay() -
     hazard = HAZARDS["half-restored"]
     for text in (hazard.happens, hazard.instead, hazard.remedy, "Half restored"):
         assert text.split(":")[0] in shown(at)
-    assert chosen(at) == ["half restored"]
+    assert chosen(at) == ["●\u2002half restored"]
     found = traces.reading(hazard.trace)
     assert found.wait_checked(120)
     assert found.checked.differences == 0
@@ -65,7 +68,26 @@ def test_choosing_another_forgets_the_step() -> None:
 
 @pytest.mark.parametrize("hazard", ["../../etc/passwd", "<b>", ""])
 def test_a_link_to_no_hazard_shows_the_first(hazard: str) -> None:
-    assert chosen(start("findings", hazard=hazard)) == [next(iter(HAZARDS)).replace("-", " ")]
+    assert chosen(start("findings", hazard=hazard)) == ["●\u2002shift moves other owners"]
+
+
+def test_what_was_seen_in_the_library_is_told_with_its_operations() -> None:
+    at = start("findings", hazard="shift-moves-other-owners")
+    assert "55 of 59 seen live" in shown(at)
+    assert "seen in llama.cpp b11549 and b11063" in shown(at)
+    assert at.expander[0].label == "What was done to the library: 2 operations on a tiny llama"
+    ops, showed = (block.value for block in at.expander[0].markdown)
+    assert "seq_add(seq=0, p0=-1, p1=-1, delta=2)" in ops
+    assert showed == "- `pos 1` is `[2, 4]`; consistent would be `[0, 2]`."
+
+
+def test_every_hazard_was_seen_or_says_why_not() -> None:
+    assert {f.hazard for f in FINDINGS} | UNCONFIRMED.keys() == HAZARDS.keys()
+    at = start("findings", hazard="stale-rollback-kept")
+    assert chosen(at) == ["○\u2002stale rollback kept"]
+    assert "Not seen in the library itself: Nothing shows a pending rollback" in shown(at)
+    assert not at.expander
+    assert "no longer in" in shown(start("findings", hazard="rollback-moves-other-owners"))
 
 
 # -- explanations ------------------------------------------------------------------------------------
@@ -127,7 +149,7 @@ def test_findings_and_explanations_in_a_browser() -> None:
         page.wait_for_function("new URL(location.href).searchParams.get('at') === '1'")
         page.reload()
         page.locator(".kv-number", has_text="1").wait_for()
-        page.get_by_role("button", name="heads exchanged").click()
+        page.get_by_role("button", name="heads exchanged", exact=False).click()
         page.get_by_role("heading", name="Heads exchanged").wait_for()
         page.wait_for_function("new URL(location.href).searchParams.get('hazard') === 'heads-exchanged'")
         page.goto(f"{url}/?page=explanations")
@@ -139,5 +161,5 @@ def test_findings_and_explanations_in_a_browser() -> None:
         page.wait_for_function("new URL(location.href).searchParams.get('id') === 'context-rounded'")
         page.reload()
         page.get_by_role("heading", name="Context rounded").wait_for()
-        assert box.input_value().startswith("common_init: n_ctx is not divisible")
+        expect(box).to_have_value(re.compile("^common_init: n_ctx is not divisible"), timeout=90_000)
     assert errors == []

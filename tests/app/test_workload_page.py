@@ -15,6 +15,8 @@ from app.compare.task import Task
 from app.workload_page import drawing, figure, series
 from app.workload_page.configuration import FIRST, in_words, setup_of_text, text_of_setup
 from app.workload_page.source import FOLDER, MADE_UP, UPLOAD, Source, requests_of
+from kvsim.models.gguf_header import read_model
+from kvsim.models.tiny import write_tiny
 from kvsim.trace import read_trace
 from kvsim.workload.plan import Limits, plan
 from kvsim.workload.read import Workload
@@ -327,3 +329,18 @@ def test_too_large_a_plan_is_not_begun() -> None:
     assert "72 combinations are more than the 48" in shown(at)
     assert at.button(key="wl-try").disabled
     assert at.session_state["workload-tasks"] == {}
+
+
+def test_a_model_from_a_header_is_simulated_with_the_parameters_it_is_given(tmp_path) -> None:
+    write_tiny("gemma3", tmp_path / "my.gguf")
+    at = AppTest.from_file(MAIN, default_timeout=120)
+    at.query_params["page"] = "workload"
+    at.query_params["requests"] = "20"
+    at.session_state["workload-gguf"] = ("my.gguf", read_model(tmp_path / "my.gguf"))
+    at.run()
+    assert not at.exception
+    assert at.number_input(key="wl-n_params").value == 8.0
+    at.button(key="wl-serve").click().run()
+    settled(at)
+    assert "<b>A</b> gemma3 (from a header), 16,384 cells" in shown(at)
+    assert "20 of 20" in shown(at)
