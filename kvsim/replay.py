@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from kvsim.batch import Batch
 from kvsim.caches.factory import LeafFactory
 from kvsim.caches.kv import KVCache
+from kvsim.caches.narrow import NarrowLeaves
+from kvsim.caches.take_up import take_up
 from kvsim.context import Context
 from kvsim.defrag import Defrag, Strategy
 from kvsim.errors import CacheUsageError, KvsimError, TraceError
@@ -35,9 +38,10 @@ def context_of(header: Header, leaves: LeafFactory | None = None) -> Context:
     line = header.to_json()
     try:
         model, params = ModelParams.from_header(line), ContextParams.from_header(line)
-        made = leaves or LeafFactory()
+        made = leaves or (NarrowLeaves() if header.interval else LeafFactory())
         made = replace(made, sizes={**header.made_smaller, **made.sizes})
-        context = Context(model, params, N_VOCAB, leaves=made, recording=True)
+        n_vocab = None if header.interval else N_VOCAB  # a simulation's tokens are made up
+        context = Context(model, params, n_vocab, leaves=made, recording=True)
     except TraceError:
         raise
     except KvsimError as err:
@@ -109,6 +113,8 @@ class Replayer:
         if op == "state_get":
             self.saved[slot] = context.state_get()
             return len(self.saved[slot])
+        if "data" in args:
+            self.saved[slot] = base64.b64decode(args["data"])
         data = _damaged(self.saved[slot], args)
         if op == "state_seq_set":
             return context.state_seq_set(data, args["seq"], args["flags"])
@@ -147,6 +153,8 @@ def replay_beside(
     replayer.context.observe(observer)
     for recorded in trace:
         try:
+            if trace.header.interval and recorded.op == "init":
+                take_up(replayer.context.memory, recorded.after)
             computed = replayer.step(recorded.i, recorded.op, recorded.args)
         except CacheUsageError as err:
             reason = f"operation {recorded.i} ({recorded.op}): {err}"

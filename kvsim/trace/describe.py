@@ -27,11 +27,14 @@ def header_of(
     name: str = "",
     source: str = "kvsim",
     seed: int = 0,
+    interval: bool = False,
 ) -> Header:
     """The first line of a trace of a context with these parameters.
 
     ``sizes``: cells per stream of the caches that were made smaller than llama.cpp makes them. ``name`` says
-    which model, or which configuration. Raises ValueError for a model that keeps no memory.
+    which model, or which configuration. ``interval``: what follows begins in the middle of a simulation.
+
+    Raises ValueError for a model that keeps no memory.
     """
     resolved = resolve(model, params)
     spec = memory_spec(model, resolved)
@@ -52,6 +55,8 @@ def header_of(
         config["dsv4"] = {leaf: ring.to_json() for leaf, ring in spec.compressors.items()}
     if sizes:
         config["made_smaller"] = sorted(sizes)
+    if interval:
+        config["interval"] = True
     return Header(source, model.arch, spec.kind, name or model.arch, seed, config)
 
 

@@ -187,10 +187,16 @@ class Header:
         """Cells per stream of the caches that were made smaller than llama.cpp makes them, for a test."""
         return {name: self.caches[name]["size"] for name in self.config.get("made_smaller", ())}
 
+    @property
+    def interval(self) -> bool:
+        """Whether it is an interval of a simulation: operation 0 shows what there was before, and saved states
+        are of one narrow row per cell."""
+        return bool(self.config.get("interval", False))
+
 
 def _check_config(header: Header) -> None:
     config = header.config
-    check_record(config, _CONFIG, "config", {"made_smaller": LIST})
+    check_record(config, _CONFIG, "config", {"made_smaller": LIST, "interval": BOOL})
     check_record(config["cparams"], _CPARAMS, "config.cparams")
     for il, layer in enumerate(config["rope_layers"]):
         check_record(layer, _ROPE_LAYER, f"config.rope_layers[{il}]")

@@ -32,6 +32,17 @@ from kvsim.trace.kinds import (
     or_null,
 )
 
+
+def _is_base64(value: Any) -> bool:
+    try:
+        binascii.a2b_base64(value, strict_mode=True)
+    except (binascii.Error, TypeError, ValueError):
+        return False
+    return type(value) is str
+
+
+BASE64 = Kind("bytes as base64", _is_base64)
+
 LOG_TEXT = Kind(
     "printable text of at most 1000 characters",
     lambda v: type(v) is str and len(v) <= 1000 and v.isprintable(),
@@ -71,8 +82,9 @@ found no memory, or its computation failed."""
 
 OPTIONAL_ARGS: dict[str, Table] = {
     "decode": {"embd_seed": COUNT, "abort_at_ubatch": COUNT, "fault": FAULT, "note": TEXT},
-    "state_seq_set": {"truncate": COUNT, "xor0": integer(0, 255)},
+    "state_seq_set": {"truncate": COUNT, "xor0": integer(0, 255), "data": BASE64},
 }
+"""``data``: a state that was saved before the first operation."""
 
 _RET: dict[str, Kind] = {
     "decode": one_of(0, 1, 2, -1, -2, -3),

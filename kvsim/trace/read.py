@@ -148,5 +148,5 @@ class _Reader:
             if slot in self._slots:
                 raise TraceError(f"{line['op']} args.slot {slot} was saved before, each slot is used once")
             self._slots.add(slot)
-        elif slot not in self._slots:
+        elif slot not in self._slots and "data" not in line["args"]:
             raise TraceError(f"{line['op']} args.slot {slot} was never saved")

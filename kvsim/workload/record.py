@@ -1,12 +1,13 @@
 """A trace of an interval of a simulation, to be looked at in the player.
 
-It begins with the picture at that moment, so that it can be watched but not replayed from an empty cache.
-Every operation carries the whole picture of the cells: keep intervals short, or caches small.
+It begins with the picture at that moment, which a replay takes up, and carries the states of before that are
+restored in it. Every operation carries the whole picture of the cells: keep intervals short, or caches small.
 """
 
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ class IntervalRecorder:
         self.n_written = 0
         self._path = path
         self._header = header_of(
-            server.config.model, server.config.params, name=name, source="kvsim simulate"
+            server.config.model, server.config.params, name=name, source="kvsim simulate", interval=True
         )
         self._writer: TraceWriter | None = None
         self._inside = False
@@ -120,8 +121,14 @@ class IntervalRecorder:
         self._write("state_seq_get", args, len(data), extra={"size": len(data)})
 
     def _state_set(self, n_bytes: int, data: bytes, seq: int, flags: int = 0) -> None:
-        if data in self._slots:  # one saved before the interval shows in the next picture
-            self._write("state_seq_set", {"seq": seq, "flags": flags, "slot": self._slots[data]}, n_bytes)
+        args = {"seq": seq, "flags": flags}
+        if data in self._slots:
+            self._write("state_seq_set", {**args, "slot": self._slots[data]}, n_bytes)
+            return
+        self._slots[data] = self._n_slots  # it was saved before the interval
+        self._n_slots += 1
+        carried = {"slot": self._slots[data], "data": b64encode(data).decode()}
+        self._write("state_seq_set", {**args, **carried}, n_bytes)
 
     def _write(
         self,

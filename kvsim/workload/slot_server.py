@@ -21,6 +21,7 @@ import numpy as np
 
 from kvsim import window
 from kvsim.caches.kv import KVCache
+from kvsim.caches.narrow import NarrowLeaves
 from kvsim.context import OK, Context
 from kvsim.models.params import SwaType
 from kvsim.policies.checkpoints import Checkpoints
@@ -29,7 +30,7 @@ from kvsim.policies.prefix_reuse import ReuseReport, common_prefix, reuse
 from kvsim.policies.slot import Slot
 from kvsim.workload.account import Account, CacheSample, Sample
 from kvsim.workload.bulk import BulkDecoder, Run
-from kvsim.workload.config import NarrowLeaves, ServerConfig
+from kvsim.workload.config import ServerConfig
 from kvsim.workload.cost import CostModel
 from kvsim.workload.request import Request
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import config_of, paged_of, random_requests, request, server_of
 
 from kvsim.batch import Batch
 from kvsim.caches.factory import LeafFactory
 from kvsim.context import Context
-from kvsim.errors import CacheUsageError
+from kvsim.errors import CacheUsageError, TraceError
 from kvsim.policies import Slot, reuse
+from kvsim.replay import replay_beside
 from kvsim.trace import read_trace
+from kvsim.trace.compare import compare_step
 from kvsim.workload.read import Workload
 from kvsim.workload.record import IntervalRecorder
 from kvsim.workload.setup import Setup
@@ -207,6 +210,48 @@ def test_an_interval_becomes_a_trace(tmp_path: Path) -> None:
         "searched": 0
     }
     assert plain.context.memory.snapshot() == server.context.memory.snapshot()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(MEMORIES), st.booleans(), st.integers(0, 10_000), st.floats(0, 60))
+def test_an_interval_replays(
+    tmp_path: Path, memory: dict[str, Any], unified: bool, seed: int, start: float
+) -> None:
+    """From its first picture on, to the last cell; states of before the interval are restored as well."""
+    config = config_of(**memory, n_seq_max=2, kv_unified=unified, n_ctx=512, n_batch=64)
+    server = server_of(config)
+    path = tmp_path / "interval.jsonl"
+    path.unlink(missing_ok=True)
+    with IntervalRecorder(server, path, start, most=40) as recorder:
+        simulate(random_requests(seed, 12), server, look=recorder.look)
+    if path.exists():
+        for recorded, computed in replay_beside(read_trace(path)):
+            assert compare_step(recorded, computed) == []
+
+
+def test_a_state_of_before_an_interval_is_carried(tmp_path: Path) -> None:
+    """The checkpoint of the first prompt is made at once, and restored when the second comes, at 1,000 s."""
+    requests = [request(0, 0, range(300), 500), request(1, 1000, (range(300), range(900, 905)), 1)]
+    server = server_of(config_of("gemma3-4b", n_swa=16, n_seq_max=1, n_ctx=1024))
+    path = tmp_path / "interval.jsonl"
+    with IntervalRecorder(server, path, 900, most=40) as recorder:
+        simulate(requests, server, look=recorder.look)
+    restored = [step for step in read_trace(path) if step.op == "state_seq_set"]
+    assert ["data" in step.args for step in restored] == [True]
+    assert not any(compare_step(*pair) for pair in replay_beside(read_trace(path)))
+
+
+def test_a_picture_that_cannot_be_is_not_taken_up(tmp_path: Path) -> None:
+    server = server_of(config_of(n_seq_max=2, kv_unified=True))
+    path = tmp_path / "interval.jsonl"
+    with IntervalRecorder(server, path, start=3.0, most=2) as recorder:
+        simulate(random_requests(1, 6), server, look=recorder.look)
+    header, first, *rest = path.read_text().splitlines()
+    line = json.loads(first)
+    line["after"]["pos"]["0"] = [0, 3]
+    path.write_text("\n".join([header, json.dumps(line), *rest]))
+    with pytest.raises(TraceError, match="operation 0 shows what no kv memory of these sizes can hold"):
+        list(replay_beside(read_trace(path)))
 
 
 def test_an_interval_opens_in_the_player(tmp_path: Path) -> None:
