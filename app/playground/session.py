@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from app.playground.files import Scene
 from app.playground.run import Run
 from app.playground.setup import Setup
 from kvsim.trace import Header
@@ -38,10 +37,6 @@ class Play:
     start: int | None = None
     n_set: int = 0
     _run: Run | None = None
-
-    @classmethod
-    def of_scene(cls, scene: Scene) -> Play:
-        return cls(Position(scene.setup, scene.header, tuple(scene.lines)))
 
     # -- changing ------------------------------------------------------------------------------
 

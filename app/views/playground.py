@@ -15,8 +15,9 @@ from typing import Any
 import streamlit as st
 
 from app import component
+from app.playground.files import Scene
 from app.playground.link import LONGEST_LINK, packed, unpacked
-from app.playground.run import Run
+from app.playground.run import Done, Run
 from app.playground.scenarios import NAMES, scenario
 from app.playground.script import script
 from app.playground.session import Play, Position
@@ -94,6 +95,12 @@ def _play() -> Play:
 def open_position(setup: Setup, lines: list[str]) -> None:
     """Let the playground begin with these lines (for links from other pages)."""
     st.session_state["pg play"] = Play(Position.of(setup, lines))
+
+
+def open_scene(scene: Scene) -> None:
+    """The same for what was done in a file or found by another page."""
+    st.session_state.pop("pg file", None)
+    st.session_state["pg play"] = Play(Position(scene.setup, scene.header, tuple(scene.lines)))
 
 
 def _run(play: Play, slot: Any) -> Run:
@@ -188,15 +195,23 @@ def _as_list(play: Play, run: Run) -> str:
             verb, _, words = line[:60].partition(" ")
             number = "–"
         state = "kvs-bad" if error else "" if i < len(run.done) else "kvs-quiet"
-        rows.append(
-            f'<li class="{state}"><span class="kvs-n">{number}</span><b>{html.escape(verb)}</b>'
-            f"<span>{html.escape(words)}</span><span>{marks}</span></li>"
+        shown = (
+            f'<span class="kvs-n">{number}</span><b>{html.escape(verb)}</b>'
+            f"<span>{html.escape(words)}</span><span>{marks}</span>"
         )
+        rows.append(f'<li class="{state}">{_op(run.done[i] if i < len(run.done) else None, shown)}</li>')
         if error:
             rows.append(f'<li class="kvs-why">{html.escape(error[1])}</li>')
     if not rows:
         return '<p class="kvs-note">Nothing was done yet. Choose an act above the cells, then Apply.</p>'
     return f'<ol class="kvs-ops">{"".join(rows)}</ol>'
+
+
+def _op(done: Done | None, shown: str) -> str:
+    """A line of the list; where it was done, a button that leads the player to its first step."""
+    if done is None or done.first == done.end:
+        return f'<div class="kvs-op">{shown}</div>'
+    return f'<button type="button" class="kvs-op" data-kv-steps="{done.first} {done.end}">{shown}</button>'
 
 
 def _as_text(play: Play, run: Run) -> None:

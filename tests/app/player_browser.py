@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from playwright.sync_api import Browser, Page
 
@@ -20,6 +20,29 @@ def new_page(opened: Browser, errors: list[str], **options: object) -> Page:
     page.set_default_timeout(90_000)  # a busy machine takes its time; nothing waits longer than it must
     page.on("pageerror", lambda error: errors.append(str(error)))
     return page
+
+
+@contextlib.contextmanager
+def visits(opened: Browser, url: str, wait: str = "") -> Iterator[Callable[..., Page]]:
+    """Opens pages of the app at ``url``, each for a user of its own, and waits for the element ``wait``.
+
+    At the end they are closed, and no script may have failed on them.
+    """
+    errors: list[str] = []
+    pages: list[Page] = []
+
+    def go(query: str = "", **options: object) -> Page:
+        page = new_page(opened, errors, **options)
+        pages.append(page)
+        page.goto(f"{url}/{query}")
+        if wait:
+            page.locator(wait).first.wait_for()
+        return page
+
+    yield go
+    for page in pages:
+        page.context.close()
+    assert errors == []
 
 
 @contextlib.contextmanager

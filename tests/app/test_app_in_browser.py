@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from player_browser import app, browser, new_page
+from player_browser import app, browser, visits
 
 pytestmark = pytest.mark.browser
 
@@ -28,19 +28,8 @@ def opened():
 
 @pytest.fixture
 def visit(opened, url):
-    errors: list[str] = []
-    pages = []
-
-    def go(query: str = "", **options):
-        page = new_page(opened, errors, **options)
-        pages.append(page)
-        page.goto(f"{url}/{query}")
-        return page
-
-    yield go
-    for page in pages:
-        page.context.close()
-    assert errors == []
+    with visits(opened, url) as go:
+        yield go
 
 
 def test_a_link_opens_the_step_and_the_address_follows(visit) -> None:
@@ -151,3 +140,27 @@ def test_a_hazard_is_told_once_the_replay_met_it(visit) -> None:
     assert note.inner_text().startswith("▲ Hazard: shift moves other owners")
     assert "consistent would be" in note.inner_text()
     page.locator(".kv-mark", has_text="▲ hazard").wait_for()
+
+
+PAGES = {
+    "replay": ".kv-say",
+    "playground": ".kv-say",
+    "lessons": ".kv-say",
+    "compare": ".kvc .kv-say",
+    "attention": ".kva .kv-say",
+    "memory": ".kvm-bars",
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_scrolls_sideways_from_700_pixels_on(visit, name: str) -> None:
+    page = visit(f"?page={name}", viewport={"width": 700, "height": 900})
+    page.locator(PAGES[name]).first.wait_for(timeout=180_000)
+    main = page.get_by_test_id("stMain")
+    for width in (700, 850, 1000, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(
+            "w => document.querySelector('[data-testid=stMain]').clientWidth === w", arg=width
+        )
+        page.evaluate("() => new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)))")
+        assert main.evaluate("e => e.scrollWidth") == width

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from player_browser import app, browser, new_page
+from player_browser import app, browser, visits
 
 from app.playground.link import packed
 from app.playground.setup import Setup
@@ -33,20 +34,8 @@ def opened():
 
 @pytest.fixture
 def visit(opened, url):
-    errors: list[str] = []
-    pages = []
-
-    def go(query: str = "", **options):
-        page = new_page(opened, errors, **options)
-        pages.append(page)
-        page.goto(f"{url}/{query}")
-        page.locator(".kv-say").wait_for()
-        return page
-
-    yield go
-    for page in pages:
-        page.context.close()
-    assert errors == []
+    with visits(opened, url, ".kv-say") as go:
+        yield go
 
 
 def count(page, text: str) -> None:
@@ -56,7 +45,7 @@ def count(page, text: str) -> None:
 
 
 def remove(page, first: str) -> None:
-    page.get_by_role("button", name="Remove").click()
+    page.locator(".st-key-act-Remove button").click()
     field = page.locator(".st-key-remove-from input")
     field.fill(first)
     field.press("Enter")
@@ -80,7 +69,7 @@ def test_acting_animates_what_is_new_and_undo_takes_it_back(visit) -> None:
 
 def test_several_new_steps_are_played_one_after_the_other(visit) -> None:
     page = visit(LINK)
-    page.get_by_role("button", name="Decode").click()
+    page.locator(".st-key-act-Decode button").click()
     field = page.get_by_label("Times", exact=True)
     field.fill("4")
     field.press("Enter")
@@ -93,6 +82,40 @@ def test_several_new_steps_are_played_one_after_the_other(visit) -> None:
             break
         page.wait_for_timeout(50)
     assert {"3", "4", "5", "6"} <= seen
+
+
+def test_a_line_of_the_list_leads_the_player_to_its_first_step(visit) -> None:
+    page = visit(f"?page=playground&do={packed(SETUP, [*LINES, 'decode 0 x3', 'remove 1'])}")
+    count(page, "6 of 6")
+    lines = page.locator(".kvs-ops button")
+    lines.nth(3).and_(page.locator("[aria-current=step]")).wait_for()
+    lines.nth(2).click()
+    count(page, "3 of 6")
+    lines.nth(2).and_(page.locator("[aria-current=step]")).wait_for()
+    assert page.locator("[aria-current=step]").count() == 1
+    page.wait_for_function("new URL(location.href).searchParams.get('at') === '3'")
+    page.get_by_role("button", name="One step on").click()
+    page.get_by_role("button", name="One step on").click()
+    lines.nth(2).and_(
+        page.locator("[aria-current=step]")
+    ).wait_for()  # step 5 is the third token of the same line
+    lines.first.focus()
+    page.keyboard.press("Enter")
+    count(page, "1 of 6")
+
+
+def test_on_a_narrow_page_fields_acts_player_and_operations_stand_below_each_other(visit) -> None:
+    page = visit(LINK, viewport={"width": 800, "height": 900})
+    count(page, "2 of 2")
+    parts = [".st-key-pg-config", ".st-key-pg-acts", ".kv", ".st-key-pg-side"]
+    boxes = [page.locator(part).first.bounding_box() for part in parts]
+    for above, below in pairwise(boxes):
+        assert above["y"] + above["height"] <= below["y"] + 1
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= 801 for box in boxes)
+    apply = page.get_by_role("button", name="Apply").bounding_box()
+    assert apply["x"] + apply["width"] <= 800
+    page.get_by_role("button", name="Apply").click()
+    count(page, "3 of 3")
 
 
 def test_a_link_restores_memory_operations_and_step(visit) -> None:
@@ -185,5 +208,5 @@ def test_a_lesson_opens_in_the_playground(visit) -> None:
 @pytest.mark.parametrize(("scheme", "ink"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(18, 22, 27)")])
 def test_the_chosen_act_can_be_read_in_both_themes(visit, scheme: str, ink: str) -> None:
     page = visit(LINK, color_scheme=scheme)
-    chosen = page.get_by_role("button", name="Prompt")
+    chosen = page.locator(".st-key-act-Prompt button")
     assert chosen.evaluate("e => getComputedStyle(e).color") == ink

@@ -1,6 +1,8 @@
 // The player as a Streamlit component: mounts once per element, takes a new recording when the data change,
-// follows Streamlit's theme, and keeps the step in the address without running the script again.
+// follows Streamlit's theme, leads and follows a list of the page, and keeps the step in the address without running
+// the script again.
 
+import { Follow } from "./follow.js";
 import { remember, themeOf } from "./ground.js";
 import { mount } from "./main.js";
 
@@ -10,8 +12,11 @@ export default function component({ parentElement, data, setStateValue }) {
   const host = parentElement.querySelector(".kv-host") ?? parentElement;
   let entry = PLAYERS.get(parentElement);
   if (!entry) {
-    entry = { handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: data.options.plain ? null : (step) => remember("at", step), ...data.options }) };
-    entry.theme = setInterval(() => entry.handle.player.setTheme(themeOf(host)), 400);
+    const told = (step) => { if (!data.options.plain) remember("at", step); entry?.follow?.mark(); };
+    entry = { handle: mount(host, JSON.parse(data.payload), { at: data.at, theme: themeOf(host), onAt: told, ...data.options }) };
+    const { player } = entry.handle;
+    entry.follow = new Follow(player);
+    entry.timer = setInterval(() => { player.setTheme(themeOf(host)); entry.follow.mark(); }, 400);
     PLAYERS.set(parentElement, entry);
   } else if (entry.key !== data.key) {
     entry.handle.update(JSON.parse(data.payload), { at: data.from ?? data.at });
@@ -28,7 +33,8 @@ export default function component({ parentElement, data, setStateValue }) {
   entry.handle.player.note(data.notes);
   return () => {
     if (parentElement.isConnected) return;
-    clearInterval(entry.theme);
+    clearInterval(entry.timer);
+    entry.follow.stop();
     entry.handle.destroy();
     PLAYERS.delete(parentElement);
   };
