@@ -48,6 +48,14 @@ def comparison(task: Task, name: str, source: str) -> str:
     )
 
 
+def first_difference(task: Task) -> int | None:
+    """The operation at which the subject parts from the reference, by a field or by going no further."""
+    marks = [m for m in task.of_kind("mark") if m["lane"] == _subject(task)]
+    found = next((m["i"] for m in marks if m.get("n") or m.get("broken")), None)
+    ended = any(m["lane"] == _subject(task) for m in task.of_kind("end"))
+    return len(marks) if found is None and ended and marks else found
+
+
 def lanes(task: Task, name: str, source: str) -> list[Lane]:
     """The strip's rows, the subject last."""
     n = task.of_kind("begin")[0]["operations"]

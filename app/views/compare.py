@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ import streamlit as st
 from app import component, recordings, style
 from app.compare import result
 from app.compare.task import Task
-from kvsim.errors import TraceError
+from app.playground.files import scene_of_trace, trace_bytes
+from app.views import playground
+from kvsim.errors import KvsimError, TraceError
 from kvsim.testing.mutants import MUTANTS
 from kvsim.trace import read_trace
 
@@ -61,9 +64,10 @@ def show() -> None:
             _campaign()
         with bar:
             case = _case()
+            take = st.container(key="compare-take", horizontal=True, width="content", gap="small")
             component.link()
         with left:
-            _comparison(case)
+            _comparison(case, take)
 
 
 # -- what is compared --------------------------------------------------------------------------
@@ -182,7 +186,7 @@ def _remember(**values: Any) -> None:
 # -- the comparison ----------------------------------------------------------------------------
 
 
-def _comparison(case: Case) -> None:
+def _comparison(case: Case, take: Any) -> None:
     tasks: dict[str, Task] = st.session_state.setdefault("compare-tasks", {})
     if case.key not in tasks:
         for key in list(tasks)[: max(0, len(tasks) - KEPT + 1)]:
@@ -196,6 +200,8 @@ def _comparison(case: Case) -> None:
         _waiting(task)
     elif task.state == "done":
         _shown(case, task)
+        with take:
+            _taken(case, result.first_difference(task))
     else:
         with st.container(key="card"):
             st.subheader(
@@ -241,6 +247,38 @@ def _shown(case: Case, task: Task) -> None:
         key="compare",
         height="content",
     )
+
+
+def _taken(case: Case, first: int | None) -> None:
+    """What leads to the first difference, to go on with: in the playground, or as a trace."""
+    if first is None:
+        return
+    told = f"operations 0–{first}, up to the first difference"
+    _open_in_playground("compare-play", f"Begin the playground with {told}", lambda: _cut(case, first))
+    name = f"{case.name.replace('/', '-').removesuffix('.gz').removesuffix('.jsonl')}-0-{first}.jsonl.gz"
+    st.download_button(
+        "Save as a trace", lambda: _cut(case, first), name, "application/gzip", key="compare-save",
+        on_click="ignore", help=f"A trace of {told}",
+    )  # fmt: skip
+
+
+def _cut(case: Case, last: int) -> bytes:
+    """The trace up to operation ``last``, itself included."""
+    trace = read_trace(case.data, name=case.name)
+    return trace_bytes(trace.header, islice(trace, last + 1))
+
+
+def _open_in_playground(key: str, told: str, data: Callable[[], bytes]) -> None:
+    """A button that performs the operations of a trace in the playground, on memories of kvsim."""
+    if not st.button("Open in the playground", key=key, help=told):
+        return
+    try:
+        scene = scene_of_trace(data(), "this trace")
+    except KvsimError as error:
+        st.error(str(error))
+        return
+    playground.open_scene(scene)
+    st.switch_page(st.session_state["pages"]["playground"])
 
 
 # -- the campaign ------------------------------------------------------------------------------
@@ -312,6 +350,8 @@ def _hunted(task: Task) -> None:
     if st.query_params.get("shrunk") == "1" and "compare-shrunk" not in st.session_state:
         _look(case)
     st.button("Look at it here", key="compare-look", on_click=_look, args=(case,))
+    told = "Begin the playground with these operations; there the reference performs them, without the fault"
+    _open_in_playground("compare-hunted", told, lambda: case.data)
     st.download_button(
         "Save the trace", case.data, f"{task.job['mutant']}.jsonl.gz", "application/gzip", on_click="ignore"
     )

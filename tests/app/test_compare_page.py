@@ -186,6 +186,35 @@ def test_progress_then_result_then_another_subject() -> None:
     assert "engine" in at.selectbox(key="compare-subject").options[-1]
 
 
+def test_the_way_to_the_first_difference_opens_in_the_playground() -> None:
+    """The fault parts at operation 11: init and 11 more are taken along, to a memory of kvsim."""
+    at = start(scenario=KV)
+    (running,) = at.session_state["compare-tasks"].values()
+    running.wait(120)
+    at.run()
+    (save,) = [b for b in at.get("download_button") if b.proto.label == "Save as a trace"]
+    assert "operations 0–11" in save.proto.help
+    at.button(key="compare-play").click().run()
+    assert not at.exception
+    play = at.session_state["pg play"]
+    assert len(play.now.lines) == 11
+    assert play.now.lines[-1] == "restore 2 from 2"
+    assert len(play.run().steps) == 12
+
+
+def test_what_a_campaign_found_opens_in_the_playground() -> None:
+    at = start(scenario=KV)
+    for one in at.session_state["compare-tasks"].values():
+        one.cancel()
+    at.button(key="compare-run").click().run()
+    at.session_state["compare-campaign"].wait(120)
+    at.run()
+    at.button(key="compare-hunted").click().run()
+    assert not at.exception
+    n = len(finished({"job": "campaign", "mutant": FAULT, "seed": 1}).of_kind("shortest")[0]["ops"])
+    assert len(at.session_state["pg play"].now.lines) == n
+
+
 @pytest.mark.parametrize(("data", "told"), [(b"", ["This cannot be compared"]), (None, [])])
 def test_an_upload_is_compared_or_refused(data: bytes | None, told: list[str]) -> None:
     whole = recordings.path_of(KV).read_bytes()
