@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from kvsim.cli.terminal import DIFFERENT, fail, stderr, stdout
+from kvsim.cli.versions import hold_against
 from kvsim.errors import KvsimError
 from kvsim.testing.difftest import SESSION, Campaign, Failure, Shard, run, shrink_failure
 from kvsim.testing.recorded import told, write_failure
@@ -22,7 +23,7 @@ SAVED_EVERY = 50
 
 def difftest_command(
     subject: Annotated[
-        str, typer.Option(help="reference (held to the ledger), engine, or module:Class.")
+        str, typer.Option(help="reference (held to the ledger), engine, llamacpp, or module:Class.")
     ] = "reference",
     command: Annotated[
         str, typer.Option("--exec", metavar="CMD", help="A program that speaks docs/protocol.md.")
@@ -45,6 +46,12 @@ def difftest_command(
         Path | None, typer.Option(help="Where the report goes; a run goes on where its own report ends.")
     ] = None,
     trace: Annotated[Path, typer.Option(help="Where the trace of a failure goes.")] = Path("failure.jsonl"),
+    lane: Annotated[
+        str, typer.Option(metavar="llamacpp@A", help="A release of llama.cpp, held --against another.")
+    ] = "",
+    against: Annotated[
+        str, typer.Option(metavar="llamacpp@B", help="The other: a version, a library or a folder.")
+    ] = "",
     merge: Annotated[
         list[Path], typer.Option(metavar="FILE", help="Add up the reports of shards, and run nothing.")
     ] = [],  # noqa: B006
@@ -58,6 +65,10 @@ def difftest_command(
         if merge:
             _print(merged(merge))
             return
+        if lane or against:
+            lanes = lane or "llamacpp", against or "llamacpp"
+            n_changes = hold_against(*lanes, memory, config, ops, seed, trace)
+            raise typer.Exit(DIFFERENT if n_changes else 0)
         campaign = Campaign(
             subject, tuple(shlex.split(command)), memory, config, seed, profile, _weights(weight), rows
         )

@@ -2,6 +2,8 @@
 
 ``declarations``, ``library``: the public C API of the versions known, found, opened and probed;
 ``session``: one model and context; ``child``: the process they live in, as some calls end it;
-``llamacpp``: the lane itself; ``cell_log``: what the library prints of its cells; ``campaign``: random
-operations on both sides.
+``llamacpp``: the lane itself; ``picture``: what it shows in the trace format; ``subject``: it as a subject of
+the tester. ``choose``, ``pair``, ``campaign``, ``known_differences``: random operations on both sides, and what
+may differ; ``against``: two releases beside each other. ``findings``, ``finding_table``, ``finding_page``: the
+hazards in llama.cpp itself.
 """

@@ -108,13 +108,20 @@ class Version:
     context: Mapping[str, object]
     function: str
     layout: Layout
+    wheel: str = ""
+    """The version of the ``xllamacpp`` wheel that has it."""
     ids_reversed: bool = True
     """Whether it sees the sequence ids of a token in the reverse order, as in the recordings. That is up to
     the C++ library that it was built with."""
 
 
 def _version(
-    name: str, n_callbacks: int, function: str, layout: Layout = CURRENT, ids_reversed: bool = True
+    name: str,
+    n_callbacks: int,
+    function: str,
+    layout: Layout = CURRENT,
+    wheel: str = "",
+    ids_reversed: bool = True,
 ) -> Version:
     """``n_callbacks``: pointers between the row types and the flags; the abort callback is set by a call."""
     structs = "typedef bool (*eval_callback)(void *tensor, bool ask, void *data);" + _MODEL
@@ -122,12 +129,12 @@ def _version(
     declared += FUNCTIONS
     if f" {function}(" not in declared:
         declared += f"void {function}(void);"  # only looked for, never called
-    return Version(name, declared, _MODEL_DEFAULTS, _CONTEXT_DEFAULTS, function, layout, ids_reversed)
+    return Version(name, declared, _MODEL_DEFAULTS, _CONTEXT_DEFAULTS, function, layout, wheel, ids_reversed)
 
 
 VERSIONS: tuple[Version, ...] = (
-    _version("b11549", 3, "llama_get_causal_attn"),
+    _version("b11549", 3, "llama_get_causal_attn", wheel="2026.10.11549"),
     _version("b11434", 2, "llama_get_causal_attn"),
-    _version("b11063", 2, "llama_memory_can_shift", LAYOUTS[1], ids_reversed=False),
+    _version("b11063", 2, "llama_memory_can_shift", LAYOUTS[1], "2026.9.11063", ids_reversed=False),
 )
 """Every version the lane can talk to, newest first: the first that fits is taken."""

@@ -35,6 +35,25 @@ def find_library(path: Path | None = None) -> Path:
     )
 
 
+def library_named(where: str) -> Path | None:
+    """The library behind ``llamacpp@where``: a file, a folder that the wheel was unpacked into, or a version if
+    that is the installed one (as is the empty text: None). Raises LaneError."""
+    path = Path(where)
+    if not where or path.is_file():
+        return path if where else None
+    if path.is_dir():
+        found = [*path.glob(f"{WHEEL}*.so"), *path.glob(f"{WHEEL}/{WHEEL}*.so"), *path.glob("libllama.*")]
+        if not found:
+            raise LaneError(f"{path}: there is neither {WHEEL}*.so nor libllama.* in this folder")
+        return sorted(found)[0]
+    installed = open_library()[2]
+    if installed.name == where:
+        return None
+    wheel = next((version.wheel for version in VERSIONS if version.name == where), "")
+    how = f": pip install --no-deps --target {where} {WHEEL}=={wheel}, then name that folder" if wheel else ""
+    raise LaneError(f"llama.cpp {where} is not here, installed is {installed.name}{how}")
+
+
 def open_library(path: Path | None = None) -> tuple[Any, Any, Version]:
     """Open the library: cffi's ``ffi``, the library, and its version.
 

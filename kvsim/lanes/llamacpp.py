@@ -24,10 +24,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvsim.errors import KvsimError
-from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
 from kvsim.lanes.declarations import VERSIONS
 from kvsim.lanes.library import LaneError
 from kvsim.lanes.session import Answer
+from kvsim.logs.searches import SEVERAL, Search, read_searches
 from kvsim.models.cache_spec import MemorySpec
 from kvsim.models.context_params import ContextParams, resolve
 from kvsim.models.gguf_header import read_model
@@ -175,6 +175,10 @@ class LlamaCpp:
         """The whole state, or that of a sequence, as llama.cpp writes it."""
         return bytes(self._call("state", seq, flags))
 
+    def saved(self, slot: int) -> bytes:
+        """The state that was saved into a slot."""
+        return bytes(self._call("saved_state", slot))
+
     def restore(self, data: bytes) -> int:
         """Restore a whole state; the bytes read, 0 if refused."""
         return int(self._call("restore", data))
@@ -200,9 +204,9 @@ class LlamaCpp:
         spans = self._call("spans")
         n_stream = max((cache.n_stream for cache in self.spec.caches.values()), default=1)
         searches = self._call("peek", [(seq, spans[seq][1] + 1) for seq in range(n_stream)])
-        seen: dict[str, dict[int, StreamLog]] = {}
+        seen: dict[str, dict[int, Search]] = {}
         for found, log in searches:
-            for name, search in searches_by_cache(read_cell_log(log), self.spec, found).items():
+            for name, search in searches_by_cache(read_searches(log), self.spec, found).items():
                 seen.setdefault(name, {})[search.stream] = search
         state = state or self.state()
         caches: dict[str, Any] = {}
@@ -218,7 +222,7 @@ class LlamaCpp:
         return {"caches": caches, "recurrent": cells, "pos": pos}
 
 
-def searches_by_cache(logs: list[StreamLog], spec: MemorySpec, found: bool) -> dict[str, StreamLog]:
+def searches_by_cache(logs: list[Search], spec: MemorySpec, found: bool) -> dict[str, Search]:
     """Which cache printed what when one token was placed: each searches once, in its order.
 
     If no slot was ``found``, the caches behind the full one have not searched, and the first ones search
@@ -234,8 +238,8 @@ def searching_caches(spec: MemorySpec) -> list[str]:
     return [name for name in spec.caches if name not in followers]
 
 
-def _stream(log: StreamLog | None, section: Any, stream: int) -> dict[str, Any] | None:
-    cells = log.cells() if log is not None else None
+def _stream(log: Search | None, section: Any, stream: int) -> dict[str, Any] | None:
+    cells = log.marks() if log is not None else None
     if log is None or cells is None:
         return None
     saved: list[Any] = [None] * len(cells)

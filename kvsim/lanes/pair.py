@@ -14,10 +14,10 @@ import numpy as np
 from kvsim.caches.factory import LeafFactory
 from kvsim.context import ABORTED, Context
 from kvsim.errors import CacheUsageError
-from kvsim.lanes.cell_log import SEVERAL, StreamLog, read_cell_log
 from kvsim.lanes.known_differences import Parting, explained
 from kvsim.lanes.llamacpp import EndedError, LlamaCpp, searching_caches
 from kvsim.lanes.session import Answer
+from kvsim.logs.searches import SEVERAL, Search, read_searches
 from kvsim.memory import Snapshot
 from kvsim.models.context_params import ContextParams
 from kvsim.models.network import MODELS, load_network
@@ -111,7 +111,8 @@ class Pair:
         self.n_batch, self.unified = self.ours.resolved.n_batch, self.ours.resolved.kv_unified
         self.info = CacheInfo(self.ours.memory.kind, (), partial=True)
         self.states: dict[int, Op] = {}
-        self.same_layout = self.live.layout is CURRENT
+        self.n_vocab, self.tokens_only = self.live.n_vocab, network is not None
+        self.same_layout, self.same_order = self.live.layout is CURRENT, self.live.ids_reversed
         self.before = self.ours.memory.snapshot()
         self.blind = False  # whether llama.cpp has NaN in its rows
         self.ops = []
@@ -268,7 +269,7 @@ class Pair:
         for name in searching_caches(self.live.spec):
             names.setdefault((caches[name].size, caches[name].n_swa), name)
         seen = set()
-        for log in read_cell_log(answer.log):
+        for log in read_searches(answer.log):
             name = names.get((log.size, log.n_swa), "")
             if (name, log.stream) in seen or not name:
                 continue
@@ -316,14 +317,16 @@ class Pair:
         return {"head": picture["head"], "used": picture["used"], "cells": cells}
 
 
-def _search_apart(log: StreamLog, ours: dict[str, Any]) -> str:
+def _search_apart(log: Search, ours: dict[str, Any]) -> str:
     """Where a print of the slot search differs from our picture of that stream; empty if it does not."""
-    cells = log.cells() or {}
+    cells = log.marks()
     wanted = {
         i: (pos, owners[0] if len(owners) == 1 else SEVERAL)
         for i, pos, owners, *_ in ours["cells"]
         if pos != UNSEEN
     }
+    if cells is None:
+        return "what was printed cannot be read"
     if cells != wanted:
         both = sorted(set(cells.items()) ^ set(wanted.items()))
         return f"cells differ, first at {both[0]}: {cells} and in kvsim {wanted}"

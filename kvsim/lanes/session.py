@@ -208,6 +208,10 @@ class Session:
             written = lib.llama_state_seq_get_data_ext(context, buffer, size, seq, flags)
         return bytes(self.ffi.buffer(buffer, written))
 
+    def saved_state(self, slot: int) -> bytes:
+        """The state that was saved into a slot."""
+        return self.saved[slot]
+
     def restore(self, data: bytes) -> int:
         """Restore a whole state; the bytes read, 0 if refused."""
         buffer = self.ffi.from_buffer("uint8_t[]", data)

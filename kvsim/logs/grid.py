@@ -9,15 +9,12 @@ position, which are printed after them, and their neighbours decide. What stays 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 WIDTH, PER_LINE = 5, 64
 
 Spans = Mapping[int, tuple[int, int]]
 """Sequence -> its first and last position in this stream."""
-
-_FIELD = re.compile(r"\.|-?\d+")
 
 
 def positions(lines: Sequence[str], size: int, width: int = 0) -> list[int | None] | None:
@@ -65,9 +62,10 @@ def _columns(row: str) -> list[int | None] | None:
     if len(row.rstrip()) > WIDTH * PER_LINE:
         return None
     fields = [row[at : at + WIDTH].strip() for at in range(0, WIDTH * PER_LINE, WIDTH)]
-    if not all(_FIELD.fullmatch(field) for field in fields):
+    try:
+        return [None if field == "." else int(field) for field in fields]
+    except ValueError:
         return None
-    return [None if field == "." else int(field) for field in fields]
 
 
 def _split_fields(row: str, before: int | None) -> list[int | None] | None:

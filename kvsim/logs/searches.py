@@ -19,6 +19,10 @@ _OWNERS = re.compile(r"[.M\d]+(?: \*)?| ?\*")
 _POSITIONS = re.compile(r" *[.\d][.\d ]*(?: \*)?| ?\*")
 
 
+SEVERAL = -1
+"""The owner of a cell that several sequences share."""
+
+
 @dataclass
 class Search:
     """One stream of one cache, just before a slot was looked for. ``line`` is where its print begins.
@@ -57,10 +61,25 @@ class Search:
             if pos is not None
         ]
 
+    def marks(self) -> dict[int, tuple[int, int]] | None:
+        """Index -> position and owner (:data:`SEVERAL` for more than one, or one that cannot be told) of every
+        cell that is not empty; None as :meth:`cells`."""
+        cells = self.cells()
+        if cells is None:
+            return None
+        return {i: (pos, seqs[0] if seqs and len(seqs) == 1 else SEVERAL) for i, pos, seqs in cells}
+
     @property
     def counts(self) -> tuple[int, ...]:
         """What two caches that are filled alike print alike."""
         return (self.stream, self.n, self.used, self.head, self.size)
+
+
+def read_searches(text: str) -> list[Search]:
+    """The prints in what llama.cpp said, in order; lines that belong to none are passed over."""
+    reader = SearchReader()
+    found = [reader.feed(number, line)[1] for number, line in enumerate(text.split("\n"), 1)]
+    return [search for search in (*found, reader.end()) if search is not None]
 
 
 class SearchReader:

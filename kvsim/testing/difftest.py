@@ -106,8 +106,10 @@ class Campaign:
         found = []
         try:
             for info in CACHES.values():
-                for config in self.how.configs(info) if self.memory in ("all", info.kind) else ():
-                    if self.config in ("", config.name) and supports(subject, info, config):
+                for config in (
+                    playable(self.how, info, [subject]) if self.memory in ("all", info.kind) else ()
+                ):
+                    if self.config in ("", config.name):
                         found.append((info, config))
         finally:
             subject.close()
@@ -115,6 +117,16 @@ class Campaign:
             known = ", ".join(sorted(subject.memories)) or "no memory"
             raise KvsimError(f"nothing to test: {subject.name} implements {known}, none of it was asked for")
         return found
+
+
+def playable(how: Profile, info: CacheInfo, subjects: Sequence[Subject]) -> list[Config]:
+    """What is played on for a member of the family: what a subject brings, or else of the tester's own what
+    all of them implement."""
+    for subject in subjects:
+        brought = subject.configs(info)
+        if brought is not None:
+            return list(brought)
+    return [config for config in how.configs(info) if all(supports(s, info, config) for s in subjects)]
 
 
 def _with_rows(config: Config) -> LeafFactory:
@@ -157,7 +169,8 @@ def session_of(
                 report.ops += 1
                 watcher.operation(op, match.answer, _violated(match))
                 report.states.add(match.picture)
-                if report.ops == SESSION or (match.parted and subjects[-1].observes is Observes.BEHAVIOUR):
+                parted = match.parted and subjects[-1].observes is Observes.BEHAVIOUR
+                if report.ops == SESSION or parted or match.excused:
                     break
     except DifferenceError as error:
         failure = Failure(k, info, config, error)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.caches.factory import LeafFactory
-from kvsim.context import Context
+from kvsim.context import FAULTS, Context
 from kvsim.errors import KvsimError
 from kvsim.models.context_params import resolve
 from kvsim.models.memory_spec import memory_spec
@@ -72,6 +72,12 @@ class Subject(ABC):
     """The members of the family that it implements."""
     operations: frozenset[str] = OPERATIONS
     """The operations that it is asked to perform."""
+    faults: frozenset[str] = frozenset(FAULTS)
+    """The kinds of faults that a decode can be given; others are left out of it."""
+
+    def configs(self, info: CacheInfo) -> Sequence[Config] | None:
+        """The configurations that it brings for a member of the family; None: it takes the tester's."""
+        return None
 
     @abstractmethod
     def create(self, config: Config) -> None:
@@ -92,6 +98,15 @@ class Subject(ABC):
     def snapshot(self) -> Picture:
         """What is held now: ``after`` of the trace format, or for BEHAVIOUR ``{"reads": {part: {sequence:
         [[position, token], ...]}}}`` (:mod:`kvsim.testing.behaviour`)."""
+
+    def shown(self, picture: Picture) -> Picture:
+        """What it would show of the reference's picture: the same, but for what it cannot observe."""
+        return picture
+
+    def excuse(self, op: Op, wanted: int | str | None, found: int | str | None) -> str:
+        """Why it may answer ``found`` where the reference answers ``wanted`` (``ends``: it refuses), in words;
+        empty if it may not. Both begin anew then."""
+        return ""
 
     def ubatches(self) -> list[dict[str, Any]] | None:
         """The ubatches of the last decode in the trace format, with slots and masks; None: not told."""
@@ -194,15 +209,19 @@ def engine_leaves(config: Config, data: bool = False) -> LeafFactory:
 
 
 def subject_named(name: str) -> Subject:
-    """``reference`` (held to the ledger), ``engine``, or ``module:Class``. Raises KvsimError if there is no
-    such subject."""
+    """``reference`` (held to the ledger), ``engine``, ``llamacpp``, or ``module:Class``. Raises KvsimError
+    if there is no such subject."""
     if name == "reference":
         return LedgerSubject()
     if name == "engine":
         return ContextSubject("engine", engine_leaves)
+    if name.partition("@")[0] == "llamacpp":
+        from kvsim.lanes.subject import LlamaSubject
+
+        return LlamaSubject(name.partition("@")[2])
     module, _, attribute = name.partition(":")
     if not attribute:
-        raise KvsimError(f"unknown subject {name!r}: give reference, engine, or module:Class")
+        raise KvsimError(f"unknown subject {name!r}: give reference, engine, llamacpp, or module:Class")
     try:
         made = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError, TypeError) as error:

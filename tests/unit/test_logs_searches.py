@@ -1,11 +1,8 @@
-"""The print of the slot search (LLAMA_KV_CACHE_DEBUG=3) as records."""
+"""The prints of the slot search in what llama.cpp said (LLAMA_KV_CACHE_DEBUG=3)."""
 
 from __future__ import annotations
 
-import pytest
-
-from kvsim.errors import TraceError
-from kvsim.lanes.cell_log import SEVERAL, read_cell_log
+from kvsim.logs.searches import SEVERAL, read_searches
 
 
 def printed(owners: list[str], positions: list[str], stream: int = 0, head: int = 3, n_swa: int = 0) -> str:
@@ -31,11 +28,9 @@ def cells(filled: dict[int, tuple[str, str]], size: int = 256) -> tuple[list[str
 
 
 def test_cells_with_owner_and_position() -> None:
-    (log,) = read_cell_log(
-        printed(*cells({0: ("0", "4"), 1: ("M", "0"), 70: ("2", "12345"), 255: ("1", "-1")}))
-    )
-    assert (log.stream, log.n, log.used, log.head, log.size, log.n_swa) == (0, 4, 4, 3, 256, 0)
-    assert log.cells() == {0: (4, 0), 1: (0, SEVERAL), 70: (12345, 2), 255: (-1, 1)}
+    (log,) = read_searches(printed(*cells({0: ("0", "4"), 1: ("M", "0"), 70: ("2", "12345")})))
+    assert (log.stream, log.n, log.used, log.head, log.size, log.n_swa) == (0, 3, 3, 3, 256, 0)
+    assert log.marks() == {0: (4, 0), 1: (0, SEVERAL), 70: (12345, 2)}
 
 
 def test_several_caches_and_streams_with_other_lines_between() -> None:
@@ -45,35 +40,35 @@ def test_several_caches_and_streams_with_other_lines_between() -> None:
         + "set_abort_callback: call\n12 34\n"
         + printed(*cells({511: ("1", "9")}, 512), stream=1, head=0, n_swa=32)
     )
-    first, second = read_cell_log(text)
-    assert (first.cells(), second.cells()) == ({5: (1, 0)}, {511: (9, 1)})
+    first, second = read_searches(text)
+    assert (first.marks(), second.marks()) == ({5: (1, 0)}, {511: (9, 1)})
     assert (second.stream, second.n_swa) == (1, 32)
 
 
 def test_a_prefix_of_the_log_does_not_matter() -> None:
     text = printed(*cells({})).replace("find_slot: stream[0], n", "0.01.234 D llama: find_slot: stream[0], n")
-    assert read_cell_log(text)[0].cells() == {}
+    assert read_searches(text)[0].marks() == {}
 
 
-def test_owners_with_two_digits_cannot_be_told_apart() -> None:
-    (log,) = read_cell_log(printed(*cells({0: ("1", "0"), 1: ("12", "1")})))
+def test_owners_with_two_digits_that_nothing_tells_apart() -> None:
+    """One range is printed, that of sequence 0: what stands for the two cells is unknown."""
+    (log,) = read_searches(printed(*cells({0: ("1", "0"), 1: ("12", "1")})))
     assert log.used == 2
-    assert log.cells() is None
+    assert log.marks() == {0: (0, SEVERAL), 1: (1, SEVERAL)}
 
 
 def test_counts_alone_show_no_cells() -> None:
     counts = printed(*cells({})).partition("\n")[0]
-    (log,) = read_cell_log(counts)
-    assert log.cells() is None
+    (log,) = read_searches(counts)
+    assert log.marks() is None
 
 
-def test_a_print_that_is_cut_short_is_told() -> None:
+def test_a_print_that_is_cut_short_shows_no_cells() -> None:
     lines = printed(*cells({})).split("\n")
-    (log,) = read_cell_log("\n".join(lines[:6]))
-    with pytest.raises(TraceError, match="printed 64 positions of 256 cells"):
-        log.cells()
+    (log,) = read_searches("\n".join(lines[:6]))
+    assert log.marks() is None
 
 
 def test_nothing_printed() -> None:
-    assert read_cell_log("") == []
-    assert read_cell_log("0 0 0\n. . .\n") == []
+    assert read_searches("") == []
+    assert read_searches("0 0 0\n. . .\n") == []
