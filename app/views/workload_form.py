@@ -27,7 +27,8 @@ def source() -> Source:
     kind = fields.choice("Workload", list(TITLES), old.kind, "wl-kind", format_func=TITLES.__getitem__)
     if kind == UPLOAD:
         _upload()
-    new = replace(old, kind=kind, requests=_of_source("requests", old, "How many; 0: all of them"))
+    many = "How many" if kind == MADE_UP else "How many; 0: all of them"
+    new = replace(old, kind=kind, requests=_of_source("requests", old, many))
     if kind == MADE_UP:
         new = replace(new, fitted=False, requests=max(1, new.requests))
     else:
@@ -58,7 +59,7 @@ def _conversations(old: Source, by_hand: bool) -> Source:
 
 def _of_source(name: str, old: Source, label: str) -> Any:
     least = LEAST.get(name, 0)
-    return fields.number(label, getattr(old, name), least, MOST_OF_SOURCE[name], f"wl-{name}")
+    return fields.number(label, getattr(old, name), least, MOST_OF_SOURCE[name], f"wl-source-{name}")
 
 
 def _upload() -> None:

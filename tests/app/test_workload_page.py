@@ -273,10 +273,29 @@ def test_runs_stand_side_by_side_until_the_workload_changes() -> None:
     settled(at)
     assert [run.n_ctx for run in at.session_state["workload-runs"]] == [4096, 8192]
     assert "<b>B</b> 8,192 cells" in shown(at)
-    at.number_input(key="wl-requests").set_value(30).run()
+    at.number_input(key="wl-source-requests").set_value(30).run()
     assert "runs" not in at.query_params
     at.button(key="wl-serve").click().run()
     assert [run.n_ctx for run in at.session_state["workload-runs"]] == [8192]
+
+
+def test_made_up_requests_are_served_by_every_kind_of_cache() -> None:
+    at = start(
+        kind=MADE_UP,
+        requests="40",
+        rate="2",
+        turns="3",
+        user="30",
+        answer="10",
+        set="arch:jamba-v0.1,n_ctx:4096",
+    )
+    assert at.number_input(key="wl-source-rate").value == 2.0
+    assert at.number_input(key="wl-rate").value == 312.0
+    at.button(key="wl-serve").click().run()
+    settled(at)
+    assert "Made up: 40 requests" in shown(at)
+    assert "40 of 40" in shown(at)
+    assert (at.query_params["rate"], at.query_params["kind"]) == ("2", MADE_UP)
 
 
 def test_a_refused_configuration_is_told_beside_the_fields() -> None:
