@@ -192,3 +192,40 @@ def test_rings_fill_and_rows_follow(show) -> None:
     rows = [int(text.split()[2]) for text in seen]
     assert rows == sorted(rows)
     assert 0 < rows[1] < 28
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "prompt 0 12",
+        "decode 0 1",
+        "share 0 1 start end",
+        "remove 0 2 end",
+        "keep 0",
+        "shift 0 start end -2",
+        "divide 0 start end 2",
+        "save 0",
+        "save all",
+        "restore 2 from 0",
+        "clear",
+        "defragment classic",
+        "speculate 0 4 2",
+        "prompt 0 20 abort 2",
+    ],
+)
+def test_every_act_of_the_playground_moves_something(show, act: str) -> None:
+    lines = ["prompt 0 6", "prompt 1 6", "remove 0 0 2", "save 1"]
+    page = show(played(Setup(cells=64), *lines, act), len(lines) + 1)
+    assert page.evaluate("kvsim.player.motion.tracks.length") > 0
+    assert page.length > 100
+    page.evaluate(AT, 9000)
+    assert page.evaluate("kvsim.player.motion.running") is False
+
+
+def test_a_save_runs_over_the_cells_it_reads(show) -> None:
+    page = show(played(Setup(cells=32), "prompt 0 4", "prompt 1 4", "save 1"), 3)
+    page.evaluate(AT, page.length / 2)
+    pitch = page.evaluate("kvsim.player.lanes[0].pw")
+    edge = -pitch / 2
+    assert page.evaluate(OVER, [0, 6, edge, 0]) > 100
+    assert page.evaluate(OVER, [0, 2, edge, 0]) == 0

@@ -9,7 +9,7 @@ import { Flights } from "./flights.js";
 import { clamp, inOut, number, out } from "./format.js";
 import { dial } from "./lens.js";
 
-const LONGEST = 1200, BETWEEN = 12, MOST_FLIGHTS = 400, STATE = 300, SLIDE = 240, TURNING = 420;
+const LONGEST = 1200, BETWEEN = 12, MOST_FLIGHTS = 400, STATE = 300, SLIDE = 240, TURNING = 420, SAVING = 360;
 
 export class Motion {
   constructor(player, canvas) {
@@ -109,6 +109,7 @@ export class Motion {
     t = this._roll(frame, t > 0 ? t - 60 : 0);
     t = this._turn(frame, t);
     t = this._copy(frame, t);
+    t = this._read(frame, t);
     return this._states(frame, t, this._window(frame, this._wave(frame, t)));
   }
 
@@ -270,6 +271,33 @@ export class Motion {
       } }));
     }
     return end;
+  }
+
+  // What is saved changes nothing: a ring runs over its cells, and its states light up.
+  _read(frame, start) {
+    const { step } = frame, { lanes, model, theme, stage } = this.player;
+    if (step.mark !== "save" || step.bad) return start;
+    const saved = (ids) => (step.seqs ? ids.includes(step.seqs[0]) : ids.length > 0);
+    const cells = lanes.flatMap((lane, k) => (lane.root.hidden || lane.image ? [] : Array.from(model.now[k].owner.subarray(0, lane.rows * lane.cols).entries())
+      .filter(([, owner]) => saved(model.owners[owner])).map(([i]) => ({ k, i }))));
+    const cards = stage.recurrent.cardsOf(saved);
+    if (!cells.length && !cards.length) return start;
+    const light = (on) => { for (const card of cards) card.classList.toggle("kv-card-selected", on); };
+    return this.add(start, SAVING, {
+      enter: () => light(true),
+      draw: (p) => {
+        this.ctx.strokeStyle = theme.ink;
+        this.ctx.lineWidth = 2;
+        for (const [j, { k, i }] of cells.entries()) {
+          const { x, y, p: pitch } = this.at(k, i);
+          this.ctx.globalAlpha = Math.sin(Math.PI * clamp(p * 2 - j / cells.length));
+          box(this.ctx, x, y, pitch, pitch, 3);
+          this.ctx.stroke();
+        }
+        this.ctx.globalAlpha = 1;
+      },
+      leave: () => light(false),
+    });
   }
 
   // What is shared, let go or written in place appears along its run, left to right.

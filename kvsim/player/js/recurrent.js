@@ -65,6 +65,12 @@ export class Recurrent {
     return found;
   }
 
+  // The cards of the sequences that a test of ids accepts.
+  cardsOf(accepts) {
+    const cells = this.player.model.side.rec?.cells ?? [];
+    return [...this.cards.children].filter((_, i) => accepts(cells[i][5])).map((box) => box.firstChild);
+  }
+
   // Middle of the plane that is read next for a sequence, in client coordinates; null if it has no state.
   placeOf(seq) {
     const box = this.cards.querySelector(`[data-key="pointer ${seq}"]`)?.parentElement.getBoundingClientRect();
