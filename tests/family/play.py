@@ -76,7 +76,9 @@ class Play:
         kind: str = "f32",
         flash: bool = False,
         tolerance: float = TOLERANCE,
+        max_tokens: int = MAX_TOKENS,
     ) -> None:
+        self.max_tokens = max_tokens
         self.name, self.unified, self.tolerance = name, kv_unified, tolerance
         self.has_states = name.split("-")[0] in STATES
         self.huge = POISON if kind == "f32" and not flash else POISON_F16
@@ -109,30 +111,47 @@ class Play:
     # -- operations; False where there is nothing to do ----------------------------------------
 
     def decode(self, chosen: int, n: int) -> bool | None:
-        seqs = [s for s in range(N_SEQ) if chosen >> s & 1 and len(self.held[s].pos) + n <= MAX_TOKENS]
-        if not seqs:
+        """``n`` tokens for each of the sequences whose bits are set, in one batch."""
+        seqs = [s for s in range(N_SEQ) if chosen >> s & 1 and self.has_room(s, n)]
+        self._feed([[s] for s in seqs], n)
+        return None if seqs else False
+
+    def together(self, a: int, b: int) -> bool | None:
+        """Two tokens that belong to both sequences, which must hold the same; into cells that both own."""
+        alike = (self.held[a].tokens, self.held[a].pos) == (self.held[b].tokens, self.held[b].pos)
+        if a == b or not alike or not self.unified or self.has_states or not self.has_room(a, 2):
             return False
+        self._feed([[a, b]], 2)
+        self.shared |= {a, b}
+        return None
+
+    def has_room(self, s: int, n: int) -> bool:
+        return len(self.held[s].pos) + n <= self.max_tokens
+
+    def _feed(self, owners: list[list[int]], n: int) -> None:
+        """Decode ``n`` new tokens for each list of owners, and look at what they read."""
         batch: list[tuple[int, int, list[int]]] = []
-        for s in seqs:
-            held = self.held[s]
-            start = held.pos[-1] + 1 if held.pos else 0
+        for seqs in owners:
             tokens = [(7 * i * i + 3 * i + 5) % N_VOCAB for i in range(self.n_fed, self.n_fed + n)]
             self.n_fed += n
-            batch += [(t, start + i, [s]) for i, t in enumerate(tokens)]
-            self.held[s] = Account(held.tokens + tokens, [*held.pos, *range(start, start + n)])
+            held = self.held[seqs[0]]
+            start = held.pos[-1] + 1 if held.pos else 0
+            batch += [(t, start + i, seqs) for i, t in enumerate(tokens)]
+            for s in seqs:
+                self.held[s] = Account(held.tokens + tokens, [*held.pos, *range(start, start + n)])
+        if not batch:
+            return
         self.ctx.update()
         self.poison()
         self.readings.found.clear()
         fed, pos, seq_ids = zip(*batch, strict=True)
         assert self.ctx.decode(Batch(tokens=fed, pos=pos, seq_ids=seq_ids, output=[1] * len(pos))) == 0
-        self.rolled_back -= set(seqs)
-        for s in seqs:
+        reach = self.ctx.resolved.n_rs_seq if len(owners) == 1 and n <= self.ctx.resolved.n_ubatch else 0
+        for s in (s for seqs in owners for s in seqs):
             held = self.held[s]
             self.readings.assert_true(s, held.tokens, held.pos, last=n, tolerance=self.tolerance)
-            one = len(seqs) == 1 and n <= self.ctx.resolved.n_ubatch
-            reach = self.ctx.resolved.n_rs_seq
-            self.held[s] = replace(held, undo=min(n - 1, reach) if one else 0)
-        return None
+            self.held[s] = replace(held, undo=min(n - 1, reach))
+            self.rolled_back -= {s}
 
     def tail(self, s: int, n: int) -> bool | None:
         held = self.held[s]

@@ -51,14 +51,15 @@ class Readings:
         got = self._read(ubatch, views)
         caches = {c.name: c for c in self.ctx.memory.leaves().values() if isinstance(c, KVCache)}
         for i, ids in enumerate(ubatch.seq_ids):
+            seen = {  # a token of several sequences looks at the cells of the first
+                read.il: seen_by(read, caches[read.cache], i, ids[0])
+                for read in self._reads
+                if read.rows.start <= i < read.rows.stop
+            }
             for s in ids:
                 at = s, int(ubatch.pos0[i])
+                self.seen[at] = seen
                 self.found[at] = {name: rows[i] for name, rows in got.items()}
-                self.seen[at] = {
-                    read.il: seen_by(read, caches[read.cache], i, s)
-                    for read in self._reads
-                    if read.rows.start <= i < read.rows.stop
-                }
         return got
 
     def assert_true(

@@ -28,7 +28,7 @@ OPERATIONS = st.lists(
         st.tuples(
             st.sampled_from(["empty", "keep", "restore", "start again", "defragment"]), SEQ, st.just(0)
         ),
-        st.tuples(st.sampled_from(["copy", "hand over"]), SEQ, SEQ),
+        st.tuples(st.sampled_from(["copy", "hand over", "together"]), SEQ, SEQ),
     ),
     min_size=6,
     max_size=16,
@@ -37,8 +37,8 @@ EVERY_OPERATION = [
     ("decode", 7, 9), ("decode", 1, 1), ("context shift", 0, 3), ("move up", 1, 5), ("decode", 7, 9),
     ("reject drafts", 1, 2), ("decode", 2, 1), ("tail", 0, 2), ("gap", 0, 2), ("restore", 1, 0),
     ("hand over", 1, 2), ("decode", 7, 2), ("move up", 2, 4), ("decode", 4, 1), ("start again", 0, 0),
-    ("decode", 7, 1), ("copy", 0, 1), ("decode", 7, 3), ("keep", 0, 0), ("defragment", 0, 0), ("empty", 1, 0),
-    ("decode", 7, 9), ("decode", 1, 1),
+    ("decode", 7, 1), ("copy", 0, 1), ("together", 1, 0), ("decode", 7, 3), ("keep", 0, 0),
+    ("defragment", 0, 0), ("empty", 1, 0), ("decode", 7, 9), ("decode", 1, 1),
 ]  # fmt: skip
 
 few_random_ones = settings(
@@ -77,15 +77,29 @@ def test_every_operation_is_done_and_transparent(name: str, kv_unified: bool) ->
     """One sequence of operations that has them all; and what windows and indexers leave out is some."""
     play = Play(name, kv_unified, 8)
     perform(play, EVERY_OPERATION)
-    missing = {"keep"} if not kv_unified else set()
+    missing = {"keep", "together"} if not kv_unified else set()
     if play.has_states:
-        missing |= {"gap", "context shift", "tail"}  # rejecting drafts removes tails
+        missing |= {"together", "gap", "context shift", "tail"}  # rejecting drafts removes tails
     if play.has_states and not play.ctx.resolved.n_rs_seq:
         missing |= {"reject drafts"}
     if not play.can_move():
         missing |= {"context shift", "move up"}
     assert set(play.n_done) == {op for op, _, _ in EVERY_OPERATION} - missing
     assert {il for il, n in play.left_out.items() if n} == choosing_blocks(play)
+
+
+def test_rows_of_128_tokens_are_transparent() -> None:
+    """DeepSeek-V4's rows that compress heavily, through what can happen to a sequence that has some."""
+    play = Play("dsv4-deepseek4", False, 16, max_tokens=200)
+    ops = [
+        ("decode", 3, 126), ("decode", 1, 1), ("reject drafts", 0, 2), ("reject drafts", 1, 1), ("decode", 3, 7),
+        ("restore", 0, 0), ("copy", 0, 2), ("decode", 7, 3), ("hand over", 1, 0), ("decode", 1, 5),
+        ("start again", 0, 0), ("decode", 7, 4),
+    ]  # fmt: skip
+    perform(play, ops)
+    assert set(play.n_done) == {op for op, _, _ in ops}
+    newest = max(pos for s, pos in play.readings.seen if s == 0)
+    assert play.readings.seen[0, newest][3] == [(list(range(newest - 31, newest + 1)), [0])]
 
 
 @pytest.mark.parametrize("name", ["dsa-deepseek32", "dsa_iswa-dots3note", "dsa-hy_v4"])
