@@ -16,6 +16,7 @@ same operations, so the parts of a composite are held to the same content.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -89,6 +90,12 @@ class AttentionPart:
         self.two_d = two_d
         self.held: Held = {}
         self._n_rows = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionPart:
+        """Entries never change, so that copies share them."""
+        twin = copy.copy(self)
+        twin.held = {s: list(entries) for s, entries in self.held.items()}
+        return twin
 
     def entries(self, seq: int) -> list[Entry]:
         return self.held.get(seq, [])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvsim.memory import position_range
 
@@ -62,6 +63,13 @@ class StatePart:
         self.histories = histories
         self.held: dict[int, list[tuple[int, int]]] = {}  # seq -> (pos, instance), in order of decoding
         self._known: dict[int, tuple[list[tuple[int, int]], int, int]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StatePart:
+        """Of what was held; the numbers of histories stay those of the original."""
+        twin = copy.copy(self)
+        twin.held = {s: list(tokens) for s, tokens in self.held.items()}
+        twin._known = {}
+        return twin
 
     def state(self, seq: int) -> State:
         tokens = self.held.get(seq)

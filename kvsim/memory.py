@@ -212,7 +212,9 @@ class Memory(ABC):
         """A copy to try things on: the cells, without the rows behind them and without observer."""
         leaves = self.leaves().values()
         left_out = [self.observer, *(leaf.observer for leaf in leaves), *(leaf.store for leaf in leaves)]
-        return copy.deepcopy(self, {id(part): None for part in left_out})
+        constants = [leaf.spec for leaf in leaves if hasattr(leaf, "spec")]
+        memo = {**{id(part): None for part in left_out}, **{id(spec): spec for spec in constants}}
+        return copy.deepcopy(self, memo)
 
     def init_full(self) -> None:
         """Called where llama.cpp makes a context over the whole memory to reserve its graph."""

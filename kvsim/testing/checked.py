@@ -46,7 +46,7 @@ from kvsim.testing.parts import parts_of, state_leaves, window_pair
 PROVED = 50
 """After so many operations everything is proved anew, also what has not changed."""
 
-REHEARSED = 32
+REHEARSED = 64
 """One in so many decodes is prepared on a copy first, and not carried out."""
 
 
@@ -392,7 +392,7 @@ class Checked:
         twin._caches, twin._agreed = _ink_caches(twin.memory), {}
         twin.context.graphs = copy.deepcopy(self.context.graphs)
         self.context.observe(self._listen)
-        twin.ledger = copy.deepcopy(self.ledger, {id(self.histories): self.histories})
+        twin.ledger = copy.deepcopy(self.ledger)
         twin.events, twin.hazards, twin.watcher = [], {}, None
         twin._purged, twin._astray = set(), set(self._astray)
         twin.context.observe(twin._listen)
