@@ -190,6 +190,7 @@ def print_account(out: Console, setup: Setup, account: Account, took: float) -> 
         ("", "", "cells searched", f"{totals.searched:,}"),
         ("", "", "window cells reclaimed", f"{totals.reclaimed:,}"),
         ("", "", "shifts, idle slots purged", f"{totals.shifts:,}, {totals.purged_slots:,}"),
+        ("", "", "rollbacks, tokens taken back", f"{totals.rollbacks:,}, {totals.taken_back:,}"),
         ("", "", "checkpoints, restored", f"{totals.checkpoints:,}, {totals.restored:,}"),
         ("", "", "preempted, computed again", f"{totals.preempted:,}, {totals.again:,}"),
     ]

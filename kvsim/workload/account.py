@@ -13,6 +13,7 @@ from typing import Any
 
 from kvsim.errors import IntegrityError
 from kvsim.memory import PrepareFailure
+from kvsim.workload.request import Request
 
 MOST_FAILURES = 100
 """How many failed decodes are kept with their numbers; all are counted."""
@@ -23,7 +24,11 @@ MOST_SAMPLES = 1024
 
 @dataclass
 class Totals:
-    """Sums over a simulation. ``fed_back`` tokens of answers were decoded: all but each answer's last."""
+    """Sums over a simulation.
+
+    ``fed_back`` tokens of answers were decoded: all but each answer's last. ``rollbacks``: how often a
+    conversation went back to an earlier token of itself, giving up the ``taken_back`` tokens after it.
+    """
 
     requests: int = 0
     finished: int = 0
@@ -45,6 +50,8 @@ class Totals:
     shifts: int = 0
     shifted_cells: int = 0
     forgotten: int = 0
+    rollbacks: int = 0
+    taken_back: int = 0
     purged_slots: int = 0
     preempted: int = 0
     reclaimed: int = 0
@@ -170,6 +177,19 @@ class Account:
     every: float = 1.0
     """Seconds between samples of the cells; doubled when there are too many."""
     _next: float = 0.0
+
+    def asked(self, request: Request) -> None:
+        """A request has come."""
+        self.totals.requests += 1
+        self.totals.prompt += request.n_prompt
+        self.totals.answer += request.n_answer
+
+    def answered(self, request: Request, n_sampled: int) -> bool:
+        """Nothing more is generated for a request. Returns whether its answer is complete."""
+        made = min(n_sampled, request.n_answer)
+        self.totals.generated += made
+        self.totals.cut += request.n_answer - made
+        return made == request.n_answer
 
     def failed(self, time: float, why: PrepareFailure) -> None:
         self.totals.failed_decodes += 1

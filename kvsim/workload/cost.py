@@ -157,6 +157,14 @@ class CostModel:
         times: NDArray[np.float64] = self._time(n_bytes, flops, len(starts), n_ubatches)
         return times
 
+    def step_ends(
+        self, starts: Sequence[int], n_steps: int, clock: float, until: float, n_ubatches: int = 0
+    ) -> NDArray[np.float64]:
+        """When each of ``n_steps`` passes of one token each ends, the first of which begins at ``clock``; at
+        least one, but none that begins at ``until`` or later."""
+        ends = clock + np.cumsum(self.step_seconds(starts, n_steps, n_ubatches))
+        return ends[: int(np.searchsorted(ends, until)) + 1]
+
     def _time(
         self, n_bytes: Counts | np.int64, flops: Counts | np.int64, n_tokens: int, n_ubatches: int
     ) -> NDArray[np.float64]:

@@ -22,8 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-import numpy as np
-
 from kvsim.errors import CacheUsageError
 from kvsim.memory import PrepareFailure
 from kvsim.models.context_params import resolve
@@ -154,10 +152,7 @@ class PagedServer:
         self.running: list[_Task] = []
 
     def offer(self, request: Request) -> None:
-        totals = self.account.totals
-        totals.requests += 1
-        totals.prompt += request.n_prompt
-        totals.answer += request.n_answer
+        self.account.asked(request)
         self.waiting.append(_Task(request, [], []))
 
     @property
@@ -247,12 +242,12 @@ class PagedServer:
         return sum(self._blocks_for(task.n_done + n_steps) - len(task.blocks) for task in self.running)
 
     def _generate(self, clock: float, until: float, n_steps: int) -> float:
-        seconds = self.cost.step_seconds([task.n_done for task in self.running], n_steps)
-        times = np.cumsum(np.concatenate(([clock], seconds)))
-        if len(self.running) < self.n_seq_max and until < inf:
-            n_steps = min(n_steps, int(np.searchsorted(times[1:], until)) + 1)
+        free = len(self.running) < self.n_seq_max
+        ends = self.cost.step_ends(
+            [task.n_done for task in self.running], n_steps, clock, until if free else inf
+        )
+        n_steps, clock = len(ends), float(ends[-1])
         self.account.totals.decodes += n_steps
-        clock = float(times[n_steps])
         for task in list(self.running):
             task.blocks += self.pool.take(self._blocks_for(task.n_done + n_steps) - len(task.blocks))
             task.tokens += task.request.answer[task.n_sampled : task.n_sampled + n_steps]
@@ -334,13 +329,13 @@ class PagedServer:
 
     def _end(self, task: _Task, clock: float, rejected: bool = False) -> None:
         totals = self.account.totals
-        made = min(task.n_sampled, task.request.n_answer)
-        totals.generated += made
-        totals.cut += task.request.n_answer - made
+        complete = self.account.answered(task.request, task.n_sampled)
         if rejected:
             totals.rejected += 1
             totals.refused += task.request.n_prompt
             return
-        totals.truncated += made < task.request.n_answer and bool(task.tokens)
-        totals.finished += made == task.request.n_answer or not task.tokens
+        if complete or not task.tokens:
+            totals.finished += 1
+        else:
+            totals.truncated += 1
         self.account.latency.add(clock - task.request.arrival)

@@ -14,64 +14,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
-import numpy as np
-
-from kvsim import window
-from kvsim.caches.kv import KVCache
 from kvsim.caches.narrow import NarrowLeaves
 from kvsim.context import OK, Context
-from kvsim.models.params import SwaType
 from kvsim.policies.checkpoints import Checkpoints
 from kvsim.policies.context_shift import ContextShift
 from kvsim.policies.prefix_reuse import ReuseReport, common_prefix, reuse
-from kvsim.policies.slot import Slot
-from kvsim.workload.account import Account, CacheSample, Sample
+from kvsim.workload.account import Account, Sample
 from kvsim.workload.bulk import BulkDecoder, Run
 from kvsim.workload.config import ServerConfig
 from kvsim.workload.cost import CostModel
+from kvsim.workload.occupancy import sample_cache
 from kvsim.workload.request import Request
+from kvsim.workload.server_slot import ServerSlot, Task
 
 CHECKPOINT_BEFORE_END = 4
 """A prompt's last tokens are decoded apart, so that a checkpoint can be made just before them."""
-
-
-@dataclass
-class Task:
-    """A request that a slot serves: ``n_sampled`` tokens of its answer are there, the last not yet
-    decoded."""
-
-    request: Request
-    prompt: list[int]
-    report: ReuseReport | None = None
-    n_sampled: int = 0
-
-    @property
-    def generating(self) -> bool:
-        return self.n_sampled > 0
-
-    @property
-    def n_left(self) -> int:
-        """Tokens still to be sampled."""
-        return self.request.n_answer - self.n_sampled
-
-
-class ServerSlot:
-    """A slot: its conversation, its checkpoints, what it serves (None: idle), when it was last used."""
-
-    def __init__(self, context: Context, index: int, config: ServerConfig) -> None:
-        self.held = Slot(context, seq=index)
-        kept = Checkpoints(self.held, max(1, config.ctx_checkpoints), config.checkpoint_min_step)
-        self.checkpoints = kept if config.ctx_checkpoints and kept.useful else None
-        self.task: Task | None = None
-        self.last_used = -1
-
-    def forget(self) -> None:
-        self.held.forget()
-        if self.checkpoints is not None:
-            self.checkpoints.kept.clear()
 
 
 class SlotServer:
@@ -97,10 +56,7 @@ class SlotServer:
 
     def offer(self, request: Request) -> None:
         """Let a request wait."""
-        totals = self.account.totals
-        totals.requests += 1
-        totals.prompt += request.n_prompt
-        totals.answer += request.n_answer
+        self.account.asked(request)
         self.queue.append(request)
 
     @property
@@ -150,21 +106,15 @@ class SlotServer:
         serving = [slot for slot in self.slots if slot.task is not None]
         if not serving or not all(slot.task and slot.task.generating for slot in serving):
             return 0
-        return min(min(slot.task.n_left, self._room(slot)) for slot in serving if slot.task)
-
-    def _room(self, slot: ServerSlot) -> int:
-        """Tokens that a conversation can take before it is full."""
-        return max(0, slot.held.n_ctx - 1 - len(slot.held.tokens))
+        return min(min(slot.task.n_left, slot.room) for slot in serving if slot.task)
 
     def _generate(self, clock: float, until: float, n_steps: int) -> float:
         serving = [slot for slot in self.slots if slot.task is not None]
         step = self.decoder.split([slot.held.seq for slot in serving], [1] * len(serving))
         starts = [len(slot.held.tokens) for slot in serving]
-        seconds = self.cost.step_seconds(starts, n_steps, len(step))
-        times = np.cumsum(np.concatenate(([clock], seconds)))
-        if len(serving) < len(self.slots) and until < inf:
-            n_steps = min(n_steps, int(np.searchsorted(times[1:], until)) + 1)
-        runs = [_next_tokens(slot, n_steps) for slot in serving]
+        free = len(serving) < len(self.slots)
+        ends = self.cost.step_ends(starts, n_steps, clock, until if free else inf, len(step))
+        runs = [slot.next_tokens(len(ends)) for slot in serving]
         made = self.decoder.steps(runs)
         if not made:
             return self._round(clock)
@@ -176,7 +126,7 @@ class SlotServer:
             assert slot.task is not None
             slot.held.tokens += run.tokens[:made]
             slot.task.n_sampled += made
-        clock = float(times[made])
+        clock = float(ends[made - 1])
         for slot in serving:
             self._after_token(slot, clock)
         return clock
@@ -185,7 +135,7 @@ class SlotServer:
 
     def _round(self, clock: float) -> float:
         self._shift_full()
-        runs = [_next_tokens(slot, 1) for slot in self.slots if slot.task and slot.task.generating]
+        runs = [slot.next_tokens(1) for slot in self.slots if slot.task and slot.task.generating]
         left = self.context.resolved.n_batch - len(runs)
         for slot in self.slots:
             if slot.task is not None and not slot.task.generating and left > 0:
@@ -231,16 +181,19 @@ class SlotServer:
     def _start(self, slot: ServerSlot, task: Task) -> None:
         """Keep what the slot holds of the prompt, and note why not more."""
         self.decoder.settle(slot.held.seq)
-        was_empty = not slot.held.tokens
+        n_held = len(slot.held.tokens)
         bytes_read = slot.held.cost.bytes_read
         report = task.report = reuse(slot.held, task.prompt, self.config.cache_reuse, slot.checkpoints)
         self.account.totals.restored += slot.held.cost.bytes_read > bytes_read
         self.account.totals.reused += report.n_past
         self.account.hits += report.n_past > 0
+        if 0 < report.n_past < n_held:
+            self.account.totals.rollbacks += 1
+            self.account.totals.taken_back += n_held - report.n_past
         if report.obstacles or report.n_lost:
             self.account.reasons[_why_lost(report)] += 1
         elif report.n_matched == 0:
-            self.account.reasons["the slot was empty" if was_empty else "nothing in common"] += 1
+            self.account.reasons["nothing in common" if n_held else "the slot was empty"] += 1
 
     def _next_stop(self, n_prompt: int, start: int) -> int:
         """Where the part of a prompt that begins at ``start`` must end, so that a checkpoint can be made."""
@@ -313,7 +266,7 @@ class SlotServer:
     def _after_token(self, slot: ServerSlot, clock: float) -> None:
         """A token was sampled: is the answer complete, or the conversation full?"""
         assert slot.task is not None
-        if slot.task.n_left <= 0 or (self.shift is None and self._room(slot) == 0):
+        if slot.task.n_left <= 0 or (self.shift is None and slot.room == 0):
             self._finish(slot, clock)
 
     def _empty_an_idle_slot(self) -> bool:
@@ -332,13 +285,11 @@ class SlotServer:
         task = slot.task
         assert task is not None
         totals = self.account.totals
-        made = min(task.n_sampled, task.request.n_answer)
-        totals.generated += made
-        totals.cut += task.request.n_answer - made
-        if task.prompt and made < task.request.n_answer:
-            totals.truncated += 1
-        else:
+        complete = self.account.answered(task.request, task.n_sampled)
+        if complete or not task.prompt:
             totals.finished += 1
+        else:
+            totals.truncated += 1
         self.account.latency.add(clock - task.request.arrival)
         self._release(slot)
 
@@ -349,9 +300,7 @@ class SlotServer:
         totals = self.account.totals
         if not task.generating:
             totals.refused += len(task.prompt) - (0 if task.report is None else len(slot.held.tokens))
-        made = min(task.n_sampled, task.request.n_answer)
-        totals.generated += made
-        totals.cut += task.request.n_answer - made
+        self.account.answered(task.request, task.n_sampled)
         setattr(totals, how, getattr(totals, how) + 1)
         self._release(slot)
 
@@ -377,13 +326,6 @@ def _why_lost(report: ReuseReport) -> str:
     return ", ".join(each.code for each in report.obstacles) or "one token must be decoded"
 
 
-def _next_tokens(slot: ServerSlot, n: int) -> Run:
-    """The token that was sampled last, and those that will be, ``n`` in all."""
-    assert slot.task is not None
-    at = slot.task.n_sampled - 1
-    return Run(slot.held.seq, len(slot.held.tokens), slot.task.request.answer[at : at + n])
-
-
 def _cut(runs: Sequence[Run], lo: int, hi: int) -> list[Run]:
     """Tokens [lo, hi) of a batch of runs."""
     if lo == 0 and hi >= sum([len(run.tokens) for run in runs]):
@@ -395,33 +337,3 @@ def _cut(runs: Sequence[Run], lo: int, hi: int) -> list[Run]:
             out.append(Run(run.seq, run.start + a, run.tokens[a:b]))
         at += len(run.tokens)
     return out
-
-
-def sample_cache(cache: KVCache, n_slots: int) -> CacheSample:
-    """A cache as it is now. Sequences of a server have no gaps, so that ends tell counts."""
-    live, passed = [0] * n_slots, [0] * n_slots
-    for s in range(n_slots):
-        lo, hi = cache.seq_pos_min(s), cache.seq_pos_max(s)
-        if hi >= 0:
-            live[s] = hi - lo + 1
-        if hi >= 0 and cache.spec.swa_type is not SwaType.NONE:
-            start = window.window_start(cache.spec.swa_type, cache.spec.n_swa, hi + 1)
-            passed[s] = max(0, min(start - lo, live[s]))
-    holes = _holes([table.pos == -1 for table in cache.cells])
-    return CacheSample(
-        used=sum(table.used for table in cache.cells),
-        reclaimable=sum(passed),
-        largest_hole=int(holes.max(initial=0)),
-        holes=len(holes),
-        live_by_slot=tuple(live),
-        reclaimable_by_slot=tuple(passed),
-    )
-
-
-def _holes(free: Sequence[np.ndarray]) -> np.ndarray:
-    """Lengths of the runs of free cells of all streams."""
-    padded = np.zeros((len(free), len(free[0]) + 2), np.bool_)  # no run reaches from a stream to the next
-    padded[:, 1:-1] = free
-    flat = padded.ravel()
-    edges = np.flatnonzero(flat[1:] != flat[:-1])
-    return edges[1::2] - edges[::2]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,22 @@ class LogNormal:
 
 
 @dataclass(frozen=True)
+class Quantiles:
+    """Token counts as in a trace: ``counts`` are those at equal steps from the least to the most, and in between
+    they are drawn in a straight line."""
+
+    counts: tuple[float, ...]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], steps: int = 200) -> Quantiles:
+        return cls(tuple(np.quantile(lengths, np.linspace(0, 1, steps + 1)).tolist()))
+
+    def draw(self, random: np.random.Generator) -> int:
+        at = random.random() * (len(self.counts) - 1)
+        return max(1, round(float(np.interp(at, np.arange(len(self.counts)), self.counts))))
+
+
+@dataclass(frozen=True)
 class Synthetic:
     """``rate`` requests a second, counted over all turns. ``burstiness`` is the coefficient of variation of
     the time between conversations: 1 as chance has it (Poisson), more in bursts, 0 like clockwork. ``turns``
@@ -50,8 +66,8 @@ class Synthetic:
 
     n_requests: int
     rate: float
-    user: LogNormal
-    answer: LogNormal
+    user: LogNormal | Quantiles
+    answer: LogNormal | Quantiles
     system: int = 0
     turns: float = 1.0
     think: float = 60.0
@@ -124,13 +140,8 @@ def fit(requests: Iterable[Request], n_requests: int = 0, seed: int = 0) -> Synt
     return Synthetic(
         n_requests=n_requests or len(arrivals),
         rate=float(1 / gaps.mean()),
-        user=_fit_lengths(prompts),
-        answer=_fit_lengths(answers),
+        user=Quantiles.of(prompts),
+        answer=Quantiles.of(answers),
         burstiness=float(gaps.std() / gaps.mean()),
         seed=seed,
     )
-
-
-def _fit_lengths(lengths: list[int]) -> LogNormal:
-    logs = np.log(np.array(lengths, np.float64))
-    return LogNormal(float(np.exp(np.median(logs))), float(logs.std()), max(lengths))

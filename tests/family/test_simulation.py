@@ -59,6 +59,8 @@ def test_a_tiny_workload_is_the_same_operations_by_hand() -> None:
     assert (totals.computed, totals.reused, totals.reprocessed) == (54, 40, 0)
     assert (totals.generated, totals.fed_back, totals.decoded) == (9, 6, 60)
     assert account.reasons == {"the slot was empty": 2}
+    # the slot held the 40 of the first prompt and two of its answer
+    assert (totals.rollbacks, totals.taken_back) == (1, 2)
     # one second a ubatch of 32: two for the 50 tokens of the first batch, then one each
     assert account.first_token.max == 2.0
     assert account.latency.max == 4.0
