@@ -57,8 +57,11 @@ class Walk:
         self._network = network
         self.context = self._begin()
 
-    def at(self, i: int) -> Moment:
-        """The operation ``i``. Raises TraceError if there is none, KvsimError if it cannot be performed."""
+    def at(self, i: int, told: Callable[[int], object] = lambda _: None) -> Moment:
+        """The operation ``i``. ``told`` hears how many are performed; if it raises, the walk can go on later.
+
+        Raises TraceError if there is no such operation, KvsimError if it cannot be performed.
+        """
         if i < self._done:
             self.context = self._begin()
         for step in self._steps:
@@ -73,6 +76,7 @@ class Walk:
             if step.i == i:
                 found = 0 if self._network else len(compare_step(step, computed))
                 return Moment(computed, found, seen)
+            told(self._done)
         raise TraceError(f"there is no operation {i}; the trace has 0 to {self._done - 1}", self.trace.path)
 
     def _begin(self) -> Context:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from kvsim.narrate.calls import call
 
 FILE = Path(__file__).parents[1] / "attention" / "page.css"
 MAX_UPLOAD_MIB = 64
+PROGRESS_AFTER = 1.0
 FIRST = "kv/llama-uni-c256-u16-s4-f16-03"
 FIRST_AT = 18
 MODES = ("mask", "scores", "indexer")
@@ -50,7 +52,9 @@ def show() -> None:
         at = _operation(name, decodes)
         try:
             walk = _walk(name)
-            moment = _moment(walk, at)
+            with st.container(key="attention-progress", width="content"):
+                slot = st.empty()
+            moment = _moment(walk, at, slot)
         except KvsimError as error:
             _file_button()
             st.error(str(error))
@@ -203,10 +207,18 @@ def _walk(name: str) -> Walk:
     return walk
 
 
-def _moment(walk: Walk, at: int) -> Moment:
-    state = st.session_state
+def _moment(walk: Walk, at: int, slot: Any) -> Moment:
+    """The operation; once that takes long, ``slot`` says how far it is. A click ends this run of the script, and
+    the next one goes on where this one stopped."""
+    state, begun = st.session_state, time.monotonic()
+
+    def told(done: int) -> None:
+        if time.monotonic() - begun > PROGRESS_AFTER:
+            slot.html(f'<div class="kvs-verdict kvs-quiet">performing, {done:,} of {at + 1:,}</div>')
+
     if state.get("attention-moment", (None,))[0] != at:
-        state["attention-moment"] = (at, walk.at(at))
+        state["attention-moment"] = (at, walk.at(at, told))
+        slot.empty()
     moment: Moment = state["attention-moment"][1]
     return moment
 

@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from app import recordings
 from app.attention.picture import Place, pack, places, selective
 from app.attention.walk import Walk
+from app.views import attention
 from kvsim.errors import KvsimError, TraceError
 from kvsim.models.network import load_network
 from kvsim.models.tiny import write_tiny
@@ -137,6 +138,41 @@ def test_going_back_gives_the_same_again() -> None:
     assert pack(one.trace.header, one.context.model, one.at(9), place, None) == first
     with pytest.raises(TraceError, match="there is no operation 99; the trace has 0 to 84"):
         one.at(99)
+
+
+def test_a_long_walk_tells_how_far_it_is_and_goes_on_after_a_click() -> None:
+    """What interrupts it is what Streamlit raises in a script whose user clicked elsewhere."""
+    trace = recordings.trace_of(recordings.path_of(KV), KV)
+    walk, heard = Walk(trace), []
+
+    class Clicked(BaseException):
+        pass
+
+    def told(done: int) -> None:
+        heard.append(done)
+        if done == 9:
+            raise Clicked
+
+    with pytest.raises(Clicked):
+        walk.at(18, told)
+    moment = walk.at(18, heard.append)
+    assert heard == list(range(1, 19))
+    again = Walk(trace).at(18)
+    assert (moment.step, moment.differences) == (again.step, 0)
+
+
+def test_the_page_tells_how_far_a_long_walk_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(attention, "PROGRESS_AFTER", -1.0)
+    real = Walk.at
+
+    def at_and_note(self: Walk, i: int, tell=lambda _: None):
+        return real(self, i, lambda done: (told.append(done), tell(done)))
+
+    monkeypatch.setattr(Walk, "at", at_and_note)
+    at = start(scenario=KV, at="18")
+    assert told == list(range(1, 19))
+    assert "performing" not in " ".join(block.proto.body for block in at.get("html"))
 
 
 def test_a_model_file_computes_the_same_operations(tmp_path) -> None:
