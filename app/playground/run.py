@@ -96,25 +96,27 @@ class Run:
         return [done.text for done in self.done]
 
     def perform(self, lines: Sequence[str], told: Callable[[int], None] = lambda _: None) -> None:
-        """Perform the lines one after the other; ``told`` hears how many are done.
+        """Perform the lines one after the other; ``told`` hears after every operation how many are done. If it
+        raises, a line may be half done, and the run is of no more use.
 
         A line that cannot be understood or done, because it would end llama.cpp or asks for what is not
         there, leaves its number and the reason in ``error``; it and those after it are not done.
         """
         for i, line in enumerate(lines):
             try:
-                self._line(line)
+                self._line(line, lambda i=i: told(i))
             except KvsimError as error:
                 self.error = len(self.done), str(error)
                 return
             told(i + 1)
 
-    def _line(self, line: str) -> None:
+    def _line(self, line: str, told: Callable[[], None]) -> None:
         act, first = parse(line), len(self.steps)
         if len(self.done) >= MOST_LINES:
             raise ActError(f"there are {MOST_LINES} lines already; export, and go on in Python")
         for step in self.live.steps(act):
             self._add(step)
+            told()
             if len(self.steps) > MOST_STEPS:
                 raise ActError(f"more than {MOST_STEPS} operations; export, and go on in Python")
         self.done.append(Done(line, act, first, len(self.steps)))

@@ -90,6 +90,7 @@ class Play:
         done = [] if run is None else run.lines
         if run is None or run.header != self.now.header or run.error or done != lines[: len(done)]:
             run, done = Run(self.now.header, self.now.header.model), []
+        self._run = None  # a run that is interrupted, by a click on the page, is not gone on with
         run.perform(lines[len(done) :], told)
         self._run = run
         return run

@@ -334,6 +334,24 @@ def test_only_what_is_new_is_performed_and_played() -> None:
     assert play.start is None
 
 
+def test_a_long_line_tells_how_far_it_is_and_can_be_interrupted() -> None:
+    play, heard = Play(Position.of(Setup("llama", cells=64), ["prompt 0 4"])), []
+    play.run()
+    play.act("decode 0 x20")
+
+    def told(done: int) -> None:
+        heard.append(done)
+        if len(heard) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play.run(told)
+    assert heard == [0] * 7  # of one line, after every operation
+    run = play.run()
+    assert [done.text for done in run.done] == ["prompt 0 4", "decode 0 x20"]
+    assert [step.i for step in run.steps] == list(range(22))
+
+
 def test_a_line_put_right_lets_the_run_go_on() -> None:
     play = Play(Position.of(Setup(cells=32), ["prompt 0 4", "nonsense", "decode 0"]))
     assert play.run().error is not None
