@@ -52,9 +52,9 @@ def tell(opened: Opened, told: Any, act: Any) -> None:
             if not shown and st.session_state.get("upload"):  # what is bundled is compared for all users
                 act.button("Stop comparing", key="stop_comparing", on_click=checking.cancel)
             shown = now
-            told.html(_under_way("comparing", result, opened))
+            told.text(_under_way("comparing", result, opened))  # HTML would be blank for a moment each time
     if checking.failed and st.session_state.get("upload"):
-        told.html(_under_way("stopped", checking.so_far, opened))
+        told.text(_under_way("stopped", checking.so_far, opened))
         act.button("Compare again", key="compare_again", on_click=forget)
         return
     act.empty()
@@ -70,8 +70,7 @@ def _checking(opened: Opened) -> Checking | None:
 
 
 def _under_way(doing: str, result: Check, opened: Opened) -> str:
-    kind = "bad" if result.differences else "quiet"
-    return tag(kind, f"{doing}, {result.done:,} of {opened.n_steps:,} operations: {_differences(result)}")
+    return f"{doing}, {result.done:,} of {opened.n_steps:,} operations: {_differences(result)}"
 
 
 def _verdict(result: Check, opened: Opened) -> str:

@@ -171,10 +171,7 @@ def read_on(told: Any, act: Any) -> None:
         now = time.monotonic()
         if now - shown > PROGRESS_EVERY:
             shown = now
-            told.html(
-                f'<div class="kvs-verdict kvs-quiet">reading, {opening.share:.0%}: '
-                f"{len(opening.packer.steps):,} operations</div>"
-            )
+            told.text(f"reading, {opening.share:.0%}: {len(opening.packer.steps):,} operations")
     st.rerun()
 
 
