@@ -27,6 +27,7 @@ class Part(Enum):
     TENSORS = "tensors"
     ENGINE = "engine"
     TRACE = "trace"
+    CAMPAIGN = "campaign"
     APP = "app"
 
 
@@ -35,7 +36,7 @@ def bench_command(
         Part,
         typer.Argument(
             help="cells: operations on cells; tensors: on rows; engine: torch; trace: opening a recording; "
-            "app: its pages in a browser, and many users at once."
+            "campaign: an operation of kvsim difftest; app: its pages in a browser, and many users at once."
         ),
     ],
     size: Annotated[
@@ -55,6 +56,7 @@ def bench_command(
     if part is not Part.APP and os.environ.get("OMP_NUM_THREADS") != "1":
         stderr().print("note: OMP_NUM_THREADS is not 1, so matrix products may use several threads")
     # here, so that other commands don't wait for what only this one needs
+    from kvsim.bench.campaign import campaign_table
     from kvsim.bench.cells import cells_table
     from kvsim.bench.tensors import tensors_table
     from kvsim.bench.trace import N_CELLS as TRACED
@@ -71,6 +73,8 @@ def bench_command(
             measured = trace_table(size)
         elif part is Part.CELLS:
             measured = cells_table(size, lib)
+        elif part is Part.CAMPAIGN:
+            measured = campaign_table()
         elif part is Part.APP:
             measured = _app_table(users, told)
         else:
@@ -83,11 +87,13 @@ def bench_command(
         fail(error)
     if as_json:
         about: dict[str, Any] = {"users": users, "told": told} if part is Part.APP else {"cells": size}
+        about = {} if part is Part.CAMPAIGN else about
         print(json.dumps({"bench": part.value, **about, "rows": [row.to_json() for row in rows]}))
     else:
         out = stdout()
         out.width = max(out.width, WIDTH)
-        out.print(table_of("app" if part is Part.APP else f"{part.value}, {size:,} cells", rows))
+        sized = part not in (Part.APP, Part.CAMPAIGN)
+        out.print(table_of(f"{part.value}, {size:,} cells" if sized else part.value, rows))
         for line in told:
             out.print(line, highlight=False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvsim.ops import Op
@@ -51,6 +52,18 @@ class Forgetful(ContextSubject):
         if op.op == "seq_rm" and op.args["p1"] > 1:
             op = Op.seq_rm(op.args["seq"], op.args["p0"], op.args["p1"] - 1)
         return super().apply(op)
+
+
+def test_failing_examples_are_kept_in_a_folder_and_tried_first(tmp_path: Path) -> None:
+    """So that who has the folder has the failures."""
+    kept = settings(QUICK, database=DirectoryBasedExampleDatabase(tmp_path / "examples"), derandomize=False)
+    found = settings(kept, max_examples=200, phases=[Phase.generate])
+    with pytest.raises(AssertionError, match="reference differs at operation"):
+        run_state_machine_as_test(machine("kv", Forgetful, tmp_path), settings=found)
+    assert list((tmp_path / "examples").rglob("*"))
+    again = settings(kept, phases=[Phase.reuse])
+    with pytest.raises(AssertionError, match="reference differs at operation"):
+        run_state_machine_as_test(machine("kv", Forgetful, tmp_path), settings=again)
 
 
 def test_a_fault_is_found_and_its_trace_says_where(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from kvsim.bench import cells, tensors
+from kvsim.bench import campaign, cells, tensors
 from kvsim.bench.measure import Goal, Row, beside_copy, in_words, median_of, side_by_side
 from kvsim.cli import app
 from kvsim.lanes.library import LaneError
 from kvsim.models.cache_types import CACHE_TYPES, cache_type
+from kvsim.testing.cache_info import CACHES
 
 SIZE = 1024
 
@@ -165,3 +166,15 @@ def test_the_command_refuses_what_it_cannot_measure(tmp_path: Path) -> None:
     assert run.exit_code == 2
     assert "nothing.so: no such file" in run.stderr
     assert CliRunner().invoke(app, ["bench", "cells", "--size", "3"]).exit_code == 2
+
+
+def test_the_campaign_has_a_row_for_every_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(campaign.CACHES) == list(CACHES)
+    monkeypatch.setattr(campaign, "CACHES", {"recurrent": CACHES["recurrent"]})
+    monkeypatch.setattr(campaign, "ROUNDS", 1)
+    done = CliRunner().invoke(app, ["bench", "campaign", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["bench"] == "campaign"
+    assert [row["name"] for row in told["rows"]] == ["recurrent, operation with every check"]
+    assert 0 < told["rows"][0]["seconds"] < 1
