@@ -41,7 +41,16 @@ def visit(opened, url):
 def count(page, text: str) -> None:
     """The player stands there, and the page has come to rest."""
     page.locator(".kv-count", has_text=text).wait_for()
+    rest(page)
+
+
+def rest(page) -> None:
     page.locator('[data-test-script-state="notRunning"]').wait_for()
+
+
+def tells(page, text: str) -> None:
+    """The text is there, once or, while the page replaces what is stale, twice."""
+    page.get_by_text(text).first.wait_for()
 
 
 def remove(page, first: str) -> None:
@@ -159,6 +168,9 @@ def test_an_exported_trace_replays_and_comes_back(visit, tmp_path: Path) -> None
 
 
 def upload(page, name: str, data: bytes) -> None:
+    rest(
+        page
+    )  # a run of the page under way would put a new field in the place of the one that takes the file
     page.get_by_role("button", name="Import").click()
     files = page.locator("input[type=file]")
     files.wait_for(state="attached")
@@ -170,10 +182,11 @@ def test_a_damaged_file_names_the_line_and_leaves_the_choice(visit) -> None:
     lines = gzip.decompress(whole).splitlines(keepends=True)
     page = visit(LINK)
     upload(page, "cut.jsonl", b"".join(lines[:6]) + lines[6][:80])
-    page.get_by_text("This file is damaged").wait_for()
-    page.get_by_text("cut.jsonl:7: ").wait_for()
+    tells(page, "This file is damaged")
+    tells(page, "cut.jsonl:7: ")
+    rest(page)
     page.get_by_role("button", name="Play the 4 whole operations").click()
-    page.get_by_text("recorded by llama.cpp b11434").wait_for()
+    tells(page, "recorded by llama.cpp b11434")
     count(page, "4 of 4")
     page.get_by_role("button", name="Undo").click()
     count(page, "2 of 2")
