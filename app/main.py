@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run from a checkout that is not installed
     sys.path.insert(0, str(ROOT))
 
-from app import style  # noqa: E402
+from app import style, tidy  # noqa: E402
 from app.views import (  # noqa: E402
     attention,
     compare,
@@ -24,6 +24,7 @@ from app.views import (  # noqa: E402
     workload,
 )
 
+tidy.begin()
 st.set_page_config(page_title="kvsim", page_icon=style.ICON, layout="wide")
 st.html(style.CSS)
 st.logo(style.ICON, size="medium")
