@@ -80,7 +80,7 @@ export class Inspector {
     const { owners } = this.player.model;
     const ids = owners[now.owner].join(", "), holds = `seq ${ids}, position ${number(now.pos)}`;
     switch (kind) {
-      case FREE: return `freed by ${step.short}`;
+      case FREE: return step.mark === "defragment" ? "moved away" : `freed by ${step.short}`;
       case PURGE: return wrote ? "written, then purged" : "purged: the window had passed";
       case UNDO: return wrote ? "written and rolled back" : "removed by a rollback";
       case SHARE: return `shared with seq ${owners[now.owner].filter((s) => !owners[was.owner].includes(s)).join(", ")}, now seq ${ids}`;
