@@ -289,6 +289,7 @@ def _played(asked: Source, setup: Setup) -> None:
         trace["payload"],
         key=f"{text_of_setup(setup)} {start} {end}",
         at=min(int(at), trace["n"] - 1) if at.isascii() and at.isdigit() and len(at) < 9 else 0,
+        notes=dict(trace["notes"]),
         page="workload",
         height="640px",
     )

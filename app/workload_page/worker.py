@@ -7,7 +7,7 @@ import pickle
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from app.recordings import open_recording
 from app.worker import Tell, serve
 from app.workload_page.configuration import HeaderSetup, text_of_setup
 from app.workload_page.source import Source, requests_of
-from kvsim.errors import CacheUsageError
+from kvsim.errors import CacheUsageError, TraceError
+from kvsim.player.notes import Note, notes_of
+from kvsim.trace import read_trace
 from kvsim.workload.account import Account
 from kvsim.workload.paged import PagedServer
 from kvsim.workload.plan import Limits, Tried, candidates, plan
@@ -89,8 +91,22 @@ def record(job: dict[str, Any], tell: Tell) -> None:
         data = path.read_bytes()
         opened = open_recording(data, f"interval at {start:,.1f} s")
         tell(
-            "trace", data=base64.b64encode(data).decode(), payload=opened.payload, n=opened.n_steps, until=end
+            "trace",
+            data=base64.b64encode(data).decode(),
+            payload=opened.payload,
+            n=opened.n_steps,
+            notes=_notes(data),
+            until=end,
         )
+
+
+def _notes(data: bytes) -> list[tuple[int, Note]]:
+    """What a replay has to say about its steps, as far as it comes."""
+    found = []
+    with suppress(TraceError):
+        for note in notes_of(read_trace(data, name="interval")):
+            found.append(note)
+    return found
 
 
 def search(job: dict[str, Any], tell: Tell) -> None:

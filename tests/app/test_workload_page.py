@@ -12,7 +12,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.compare.task import Task
-from app.workload_page import drawing, figure, series
+from app.workload_page import drawing, figure, series, worker
 from app.workload_page.configuration import FIRST, in_words, setup_of_text, text_of_setup
 from app.workload_page.source import FOLDER, MADE_UP, UPLOAD, Source, requests_of
 from kvsim.models.gguf_header import read_model
@@ -113,6 +113,24 @@ def test_the_figures_are_those_of_the_simulation(served: Task) -> None:
     }  # fmt: skip
 
 
+def test_a_simulation_that_is_ended_leaves_what_there_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The account so far is told while it runs, and can be drawn."""
+    monkeypatch.setattr(worker, "EVERY", 0.0)
+    monkeypatch.setattr(worker, "PICTURE_EVERY", 0.0)
+    parts: list[dict[str, Any]] = []
+
+    def tell(kind: str, **found: Any) -> None:
+        parts.extend([found] if kind == "account" else [])
+
+    worker.run({"job": "run", "source": vars(FEW), "setup": vars(TIGHT)}, tell)
+    counts = [len(part["samples"]) for part in parts]
+    assert [part["complete"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert counts == sorted(counts)
+    assert 2 <= counts[0] < counts[-1]
+    run = series.Run("A", json.loads(json.dumps(parts[0])), {"base": 4096, "swa": 4096})
+    assert len(series.panels(run)) == 6
+
+
 def test_curves_add_up(served: Task) -> None:
     """What the bars show is all there was; the layers of the slots are the used cells of a unified cache."""
     account = served.of_kind("account")[0]
@@ -145,6 +163,9 @@ def test_the_interval_is_what_the_server_did_then(served: Task) -> None:
     said = json.loads(found["payload"])["steps"][0]["say"]
     used = steps[0].after["caches"]["base"][0]["used"]
     assert said.startswith(f"The recording begins in the middle: {used:,} of 4,096 cells of base are used, ")
+    assert {i for i, note in found["notes"] if "graph" in note} == {
+        step.i for step in steps if step.op == "decode" and step.ret == 0
+    }
     failed = [step for step in steps if step.op == "decode" and step.ret == 1]
     counted = [f for f in served.of_kind("account")[0]["failures"] if start <= f["time"] <= end]
     assert len(failed) == len(counted) > 0

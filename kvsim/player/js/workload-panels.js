@@ -86,6 +86,7 @@ function lines(ctx, view, panel, y) {
     ctx.lineWidth = 1.5;
     ctx.setLineDash(DASHES[one.dash % DASHES.length]);
     path(ctx, one.x.map((t) => view.x(t)), one.y.map(y));
+    if (panel.tall) label(ctx, theme, one.name, view.x(one.x.at(-1)) + 6, y(one.y.at(-1)), "left");
   });
   ctx.setLineDash([]);
 }
