@@ -112,8 +112,9 @@ export class Lane {
 
   // Cells that hold what they held and have fallen out of the window.
   _passed({ reuse, reuse0 }) {
-    if (!reuse) return [];
-    return Array.from(reuse.keys()).filter((i) => reuse[i] && !reuse0[i] && !this.held.has(i));
+    const found = [];
+    for (let i = 0; i < (reuse?.length ?? 0); i++) if (reuse[i] && !reuse0[i] && !this.held.has(i)) found.push(i);
+    return found;
   }
 
   // What a cell holds, as columns.
