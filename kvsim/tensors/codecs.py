@@ -177,27 +177,32 @@ def _encode_affine(x: F32, bits: int) -> U8:
 
 
 def _nearest_code(x: F32) -> U8:
-    halves = np.floor(x * np.float32(2))
+    halves = x * np.float32(2)
+    np.floor(halves, out=halves)
     np.clip(halves, -_IQ4_NL_REACH, _IQ4_NL_REACH - 1, out=halves)
     np.add(halves, np.float32(_IQ4_NL_REACH), out=halves)
-    codes: U8 = np.take(_IQ4_NL_NEAREST, halves.astype(np.intp), mode="clip")  # NaN becomes any number
+    codes: U8 = np.take(_IQ4_NL_NEAREST, halves.astype(np.uint16), mode="clip")  # NaN becomes any number
     return codes
 
 
-def _fused_dot(a: F32, b: F32) -> F32:
-    """Sum of a*b over a block, in order, each product added before it is rounded (fused multiply-add)."""
-    exact = np.multiply(a, b, dtype=np.float64).reshape(-1, a.shape[-1])
-    total = np.zeros(len(exact), np.float32)
-    for products in np.ascontiguousarray(exact.T):
-        total = (products + total).astype(np.float32)
-    return total.reshape(*a.shape[:-1], 1)
-
-
 def _fit(x: F32, q: U8) -> tuple[F32, F32]:
-    """Sums that fit a scale to codes, weighted by x^2: (sum w q x, sum w q q)."""
-    code = IQ4_NL_CODES[q]
-    weighted = x * x * code
-    return _fused_dot(weighted, x), _fused_dot(weighted, code)
+    """Sums that fit a scale to codes, weighted by x^2: (sum w q x, sum w q q) of each block, ``[..., 1]``.
+
+    In order, each product added before it is rounded (fused multiply-add): so value by value, of all blocks.
+    """
+    n = x.size // x.shape[-1]
+    values, quants = (np.ascontiguousarray(a.reshape(n, x.shape[-1]).T) for a in (x, q))
+    weight, product = np.empty((2, n), np.float64)
+    qx, qq = np.zeros((2, n), np.float32)
+    codes = np.take(IQ4_NL_CODES, quants)
+    for value, code, weighted in zip(values, codes, values * values * codes, strict=True):
+        np.copyto(weight, weighted)
+        for total, factor in ((qx, value), (qq, code)):
+            np.multiply(weight, factor, out=product)
+            np.add(product, total, out=product)
+            np.copyto(total, product, casting="same_kind")
+    shape = (*x.shape[:-1], 1)
+    return qx.reshape(shape), qq.reshape(shape)
 
 
 def _encode_iq4_nl(x: F32) -> U8:
