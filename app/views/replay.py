@@ -155,12 +155,14 @@ def _nothing_opened(card: Any) -> None:
     error = st.session_state.get("opened")
     with card.container(key="card"):
         if isinstance(error, TraceError):
-            st.subheader("This file cannot be played", anchor=False)
+            imported: Imported | None = st.session_state.get("imported")
+            st.subheader(f"This {'log' if imported else 'file'} cannot be played", anchor=False)
             if error.line:
                 st.text(f"Line {error.line:,} cannot be read. Nothing before it is a whole operation.")
             st.code(str(error), language=None, wrap_lines=True)
             st.button("Play the first bundled one", type="primary", on_click=_play_first)
-            _messages(st.session_state.get("imported"))
+            if imported and imported.messages:
+                _messages(imported)
             return
         st.html('<div class="kvs-ghost">' + "<i></i>" * 54 + "</div>")
         st.subheader("Open a recording", anchor=False)
@@ -192,10 +194,11 @@ def _damaged(opened: Opened, card: Any) -> None:
         )
 
 
-def _messages(imported: Imported | None) -> None:
+def _messages(imported: Imported) -> None:
     """What a log without a slot search still has: its messages, each with its meaning."""
+    st.subheader("What its messages mean", anchor=False)
     found: dict[Explanation, list[str]] = {}
-    for message in imported.messages if imported else ():
+    for message in imported.messages:
         found.setdefault(message.explanation, []).append(f"line {message.line:,}: {message.text}")
     for entry, texts in found.items():
         times = f"  ({len(texts):,} times)" if len(texts) > 1 else ""

@@ -151,7 +151,8 @@ NO_SEARCH = "no context and no slot search in the log: run llama.cpp with LLAMA_
 )  # fmt: skip
 def test_what_is_no_log_is_refused_in_one_line(name: str, data: bytes, told: str) -> None:
     at = upload(name, data)
-    assert [s.value for s in at.subheader] == ["This file cannot be played"]
+    assert at.subheader[0].value in ("This file cannot be played", "This log cannot be played")
+    assert len(at.subheader) == 1
     assert told in at.code[0].value
     assert "\n" not in at.code[0].value
     assert any(b.label == "Play the first bundled one" for b in at.button)
@@ -175,7 +176,7 @@ def test_a_log_that_ends_within_a_print_plays_to_there() -> None:
 def test_messages_without_a_slot_search_are_explained_all_the_same() -> None:
     line = "srv  decode: <img src=x> failed to find a memory slot for batch of size 512"
     at = upload("server.log", f"hello\n{line}\n{line}\n".encode())
-    assert [s.value for s in at.subheader] == ["This file cannot be played"]
+    assert [s.value for s in at.subheader] == ["This log cannot be played", "What its messages mean"]
     assert at.code[1].value == f"line 2: {' '.join(line.split())}  (2 times)"
     entry = explanation_by_id("no-slot")
     told = [t.value for t in at.text]
