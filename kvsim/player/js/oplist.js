@@ -51,7 +51,7 @@ export class OpList {
       const cls = ["kv-op", i === at ? "kv-op-now" : "", i > at ? "kv-op-later" : ""].join(" ");
       const row = el("button", { type: "button", class: cls, "data-step": i, tabindex: "-1", title: step.call }, [
         el("span", "kv-op-i", number(i)), el("span", "kv-op-call", step.short),
-        step.bad ? el("span", "kv-op-bad", `✕ ${step.ret.split(" ")[0].replace("false,", "")}`) : isTrouble(step) ? el("span", "kv-op-hazard", "▲") : null]);
+        step.bad ? el("span", "kv-op-bad", `✕ ${step.ret.split(" ")[0].replace(/^false|,/g, "")}`) : isTrouble(step) ? el("span", "kv-op-hazard", "▲") : null]);
       row.style.top = `${r * ROW}px`;
       rows.push(row);
     }
