@@ -191,7 +191,8 @@ def _fit(x: F32, q: U8) -> tuple[F32, F32]:
     In order, each product added before it is rounded (fused multiply-add): so value by value, of all blocks.
     """
     n = x.size // x.shape[-1]
-    values, quants = (np.ascontiguousarray(a.reshape(n, x.shape[-1]).T) for a in (x, q))
+    values = np.ascontiguousarray(x.reshape(n, x.shape[-1]).T)
+    quants = np.ascontiguousarray(q.reshape(n, x.shape[-1]).T)
     weight, product = np.empty((2, n), np.float64)
     qx, qq = np.zeros((2, n), np.float32)
     codes = np.take(IQ4_NL_CODES, quants)
