@@ -62,10 +62,20 @@ class Versions:
         self.n_vocab, self.tokens_only = one.n_vocab, False
         self.same_order = one.ids_reversed is other.ids_reversed
         self.same_layout = one.layout is other.layout
-        self.refused = self.blind = False
+        self.blind = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.refused = False
         self.states: dict[int, Op] = {}
         self.next_token = 0
         self._pos = [(-1, -1)] * self.n_seq_max
+
+    def renew(self) -> None:
+        """Fresh contexts on both."""
+        for lane in self.lanes:
+            lane.renew()
+        self._begin()
 
     def close(self) -> None:
         for lane in self.lanes:
@@ -135,17 +145,17 @@ def changes(
     """
     if config and config not in CONFIGURATIONS:
         raise LaneError(f"unknown context {config!r}: give one of {', '.join(CONFIGURATIONS)}")
+    known: dict[str, set[tuple[str, str]]] = {}
     contexts = {name: params for name, params in CONFIGURATIONS.items() if config in ("", name)}
     for model in TINY:
         kind = memory_of(model)
         if memory not in ("all", kind):
             continue
         models = [name for name in TINY if memory_of(name) == kind]
-        known: set[tuple[str, str, str]] = set()
         each = -(-n_ops // (len(models) * len(contexts)))
         for k, params in enumerate(contexts.values()):
             try:
-                yield from _changes(model, params, libs, each, seed * 1000 + k, known)
+                yield from _changes(model, params, libs, each, seed * 1000 + k, known.setdefault(kind, set()))
             except LaneError as error:
                 yield error
                 break
@@ -153,50 +163,50 @@ def changes(
 
 def _changes(
     model: str, params: ContextParams, libs: Sequence[Path | None], n_ops: int, seed: int,
-    known: set[tuple[str, str, str]],
+    known: set[tuple[str, str]],
 ) -> Iterator[Change]:  # fmt: skip
     pick = generate.SeededPicker(seed)
-    while n_ops > 0:
-        sides = Versions(model, params, libs)
-        done: list[Op] = []
-        try:
-            for op in operations(sides, pick):
-                done.append(op)
-                kind, what = sides.perform(op)
-                if kind or len(done) == min(SESSION, n_ops):
-                    break
-        finally:
-            sides.close()
-        n_ops -= len(done)
-        about = (sides.info.kind, done[-1].op, kind)
-        if kind and about not in known:
-            known.add(about)
-            ops = shrink(done, lambda ops: _kind(model, params, libs, ops) == about[1:])  # noqa: B023
-            _, what = _replayed(model, params, libs, ops)
-            yield Change(sides.info.kind, model, params, ops, kind, what)
-
-
-def _kind(
-    model: str, params: ContextParams, libs: Sequence[Path | None], ops: Sequence[Op]
-) -> tuple[str, str]:
-    kind, _ = _replayed(model, params, libs, ops) if ops else ("", "")
-    return (ops[-1].op if ops else "", kind)
-
-
-def _replayed(
-    model: str, params: ContextParams, libs: Sequence[Path | None], ops: Sequence[Op]
-) -> tuple[str, str]:
-    """What differs at the last operation; nothing if they differ before."""
     sides = Versions(model, params, libs)
     try:
-        for op in ops[:-1]:
-            if (op.op.endswith("_set") and op.args["slot"] not in sides.states) or sides.perform(op)[0]:
-                return "", ""
-        if ops[-1].op.endswith("_set") and ops[-1].args["slot"] not in sides.states:
-            return "", ""
-        return sides.perform(ops[-1])
+        while n_ops > 0:
+            done, kind = _session(sides, pick, min(SESSION, n_ops))
+            n_ops -= len(done)
+            about = (done[-1].op, kind)
+            if kind and about not in known:
+                known.add(about)
+                ops = shrink(done, lambda ops: _differs(sides, ops, about))  # noqa: B023
+                what = _replayed(sides, ops)[1]
+                yield Change(sides.info.kind, model, params, ops, kind, what)
+            sides.renew()
     finally:
         sides.close()
+
+
+def _session(sides: Versions, pick: generate.Picker, n_ops: int) -> tuple[list[Op], str]:
+    """Random operations up to the first difference, and its kind."""
+    done: list[Op] = []
+    for op in operations(sides, pick):
+        done.append(op)
+        kind, _ = sides.perform(op)
+        if kind or len(done) == n_ops:
+            return done, kind
+    raise AssertionError("operations never end")
+
+
+def _differs(sides: Versions, ops: Sequence[Op], about: tuple[str, str]) -> bool:
+    return bool(ops) and (ops[-1].op, _replayed(sides, ops)[0]) == about
+
+
+def _replayed(sides: Versions, ops: Sequence[Op]) -> tuple[str, str]:
+    """What differs at the last operation; nothing if they differ before, or a state was never saved."""
+    sides.renew()
+    for i, op in enumerate(ops):
+        if op.op.endswith("_set") and op.args["slot"] not in sides.states:
+            return "", ""
+        found = sides.perform(op)
+        if found[0]:
+            return found if i == len(ops) - 1 else ("", "")
+    return "", ""
 
 
 def write_change(change: Change, libs: Sequence[Path | None], stem: Path) -> list[Path]:

@@ -94,9 +94,9 @@ def run(pair: Pair, seed: int, n_ops: int) -> Report:
     return pair.report
 
 
-def differs(path: Path, params: ContextParams, lib: Path | None, ops: Sequence[Op]) -> bool:
-    """Whether these operations end in a difference, with a look after each of them."""
-    pair = Pair(path, params, lib)
+def differs(pair: Pair, ops: Sequence[Op]) -> bool:
+    """Whether these operations end in a difference, both sides begun anew, with a look after each of them."""
+    pair.start()
     try:
         for op in ops:
             if op.op in ("state_set", "state_seq_set") and op.args["slot"] not in pair.states:
@@ -104,8 +104,6 @@ def differs(path: Path, params: ContextParams, lib: Path | None, ops: Sequence[O
             pair.perform(op, look=True)
     except DifferenceError:
         return True
-    finally:
-        pair.close()
     return False
 
 
@@ -176,7 +174,9 @@ class Campaign:
         try:
             run(pair, seed, n_ops)
         except DifferenceError as difference:
-            ops = shrink(difference.ops, lambda ops: differs(model, params, self.lib, ops))
+            report, pair.report = pair.report, Report()  # what shrinking does is no part of it
+            ops = shrink(difference.ops, lambda ops: differs(pair, ops))
+            pair.report = report
             line |= {"difference": str(difference), "shortest": [op.to_json() for op in ops]}
         finally:
             pair.close()

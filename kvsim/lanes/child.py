@@ -50,24 +50,32 @@ def in_a_copy(act: Callable[[], T]) -> tuple[T | None, str]:
     return None, f"signal {-code}" if code < 0 else f"exit {code}"
 
 
-def peek(session: Session, tokens: list[tuple[int, int]]) -> list[tuple[bool, str]]:
-    """What the slot search for a token would print now, for each sequence and position in ``tokens``, done in
-    a copy. Returns whether a slot was found, and the print."""
+def show(session: Session, n_stream: int) -> tuple[list[tuple[int, int]], list[tuple[bool, str]], bytes]:
+    """Position ranges; what the slot search of the next token of each of the first ``n_stream`` sequences would
+    print, tried in a copy, and whether it would find a slot; the whole state."""
+    spans = session.spans()
 
     def place_each() -> list[tuple[bool, str]]:
         found = []
-        for seq, pos in tokens:
-            batch = {"tokens": [0], "pos": [pos], "seq": [[seq]], "out": [1]}
+        for seq in range(n_stream):
+            batch = {"tokens": [0], "pos": [spans[seq][1] + 1], "seq": [[seq]], "out": [1]}
             answer = session.perform("decode", batch)
             found.append((answer.ret == 0, answer.log))
         return found
 
-    return in_a_copy(place_each)[0] or []
+    return spans, in_a_copy(place_each)[0] or [], session.state()
 
 
-def attempt(session: Session, op: str, args: dict[str, Any]) -> tuple[Answer | None, str]:
-    """What an operation would give now, or how it would end the process."""
-    return in_a_copy(lambda: session.perform(op, args))
+def attempt(
+    session: Session, op: str, args: dict[str, Any], do: bool = False, logits: bool = False
+) -> tuple[Answer | None, str]:
+    """What an operation would give now, or how it would end the process. ``do``: if it would not, do it."""
+    answer, how = in_a_copy(lambda: session.perform(op, args))
+    return (session.perform(op, args, logits), "") if do and answer is not None else (answer, how)
+
+
+ALONE: dict[str, Callable[..., Any]] = {"show": show, "attempt": attempt}
+"""Requests that are no method of a session."""
 
 
 def serve(pipe: Any) -> None:
@@ -82,10 +90,8 @@ def serve(pipe: Any) -> None:
             if session is None:
                 session = Session(*args)
                 value: Any = session.version.name, session.n_vocab, session.n_seq_max, session.n_embd
-            elif method == "peek":
-                value = peek(session, *args)
-            elif method == "attempt":
-                value = attempt(session, *args)
+            elif method in ALONE:
+                value = ALONE[method](session, *args)
             else:
                 value = getattr(session, method)(*args)
         except KvsimError as error:

@@ -27,6 +27,7 @@ model_params llama_model_default_params(void);
 context_params llama_context_default_params(void);
 void *llama_model_load_from_file(const char *path, model_params params);
 void *llama_init_from_model(void *model, context_params params);
+void llama_free(void *context);
 const void *llama_model_get_vocab(const void *model);
 int32_t llama_vocab_n_tokens(const void *vocab);
 int32_t llama_model_n_embd_inp(const void *model);

@@ -35,6 +35,11 @@ def find_library(path: Path | None = None) -> Path:
     )
 
 
+def is_installed() -> bool:
+    """Whether everything is there that the extra ``llamacpp`` brings."""
+    return all(importlib.util.find_spec(package) for package in (WHEEL, "cffi", "gguf"))
+
+
 def library_named(where: str) -> Path | None:
     """The library behind ``llamacpp@where``: a file, a folder that the wheel was unpacked into, or a version if
     that is the installed one (as is the empty text: None). Raises LaneError."""

@@ -108,6 +108,15 @@ class LlamaCpp:
             self._process.wait()
         self._words.close()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether llama.cpp's process runs."""
+        return self._process.poll() is None
+
+    def renew(self) -> None:
+        """A fresh context in the same process; saved states are forgotten."""
+        self._call("renew")
+
     def _call(self, method: str, *args: Any) -> Any:
         self._ask(method, *args)
         return self._answer()
@@ -158,9 +167,17 @@ class LlamaCpp:
     def attempt(self, op: Op) -> Answer:
         """What an operation would answer now, tried in a copy of the process: nothing changes. Raises
         EndedError if it would end llama.cpp; the lane goes on."""
+        return self._attempt(op, do=False)
+
+    def apply_if_it_survives(self, op: Op) -> Answer:
+        """Perform an operation after it was tried in a copy, with logits. Raises EndedError if it would end
+        llama.cpp; the lane goes on."""
+        return self._attempt(op, do=True)
+
+    def _attempt(self, op: Op, do: bool) -> Answer:
         self._words.seek(0)
         self._words.truncate()
-        answer, how = self._call("attempt", op.op, op.args)
+        answer, how = self._call("attempt", op.op, op.args, do, do)
         if answer is None:
             raise EndedError(str(op), how, self._last_words())
         found: Answer = answer
@@ -193,22 +210,24 @@ class LlamaCpp:
 
     # -- looking at it -------------------------------------------------------------------------
 
-    def snapshot(self, state: SavedState | None = None) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """What can be seen now: ``caches`` by name, per stream ``head``, ``used`` and ``cells`` as ``[index,
         position, [owners]]``; ``recurrent`` cells as ``[position, [owners]]``; ``pos`` by sequence.
 
         Of a shared cell, owners beyond n_seq_max are not seen; owners that are not seen at all are None. So
-        is a stream that was not seen: an earlier cache is so full that the search stopped there. ``state``:
-        the whole state, if it is there already.
+        is a stream that was not seen: an earlier cache is so full that the search stopped there.
         """
-        spans = self._call("spans")
+        return self.look()[0]
+
+    def look(self) -> tuple[dict[str, Any], SavedState]:
+        """As :meth:`snapshot`, and the whole state."""
         n_stream = max((cache.n_stream for cache in self.spec.caches.values()), default=1)
-        searches = self._call("peek", [(seq, spans[seq][1] + 1) for seq in range(n_stream)])
+        spans, searches, data = self._call("show", n_stream)
+        state = parse_state(data, self.spec, layout=self.layout)
         seen: dict[str, dict[int, Search]] = {}
         for found, log in searches:
             for name, search in searches_by_cache(read_searches(log), self.spec, found).items():
                 seen.setdefault(name, {})[search.stream] = search
-        state = state or self.state()
         caches: dict[str, Any] = {}
         for name, cache in self.spec.caches.items():
             section = state.sections.get(name)
@@ -219,7 +238,7 @@ class LlamaCpp:
         if isinstance(recurrent, RecurrentSection):
             cells = [[cell.pos, list(cell.owners)] for cell in recurrent.cells]
         pos = {str(seq): list(span) for seq, span in enumerate(spans)}
-        return {"caches": caches, "recurrent": cells, "pos": pos}
+        return {"caches": caches, "recurrent": cells, "pos": pos}, state
 
 
 def searches_by_cache(logs: list[Search], spec: MemorySpec, found: bool) -> dict[str, Search]:

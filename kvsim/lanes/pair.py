@@ -83,6 +83,7 @@ class Pair:
 
     def __init__(self, model: Path, params: ContextParams, lib: Path | None = None) -> None:
         self.model_path, self.params, self.lib = model, params, lib
+        self.live = LlamaCpp(model, params, lib)
         self.report = Report()
         self.refused = False  # whether the last operation would have ended llama.cpp
         self.ops: list[Op] = []
@@ -93,7 +94,11 @@ class Pair:
         """Both sides anew."""
         self._n_starts += 1
         self._waiting: Wanted | None = None
-        self.live = LlamaCpp(self.model_path, self.params, self.lib)
+        if self.live.is_alive:
+            self.live.renew()
+        else:
+            self.live.close()
+            self.live = LlamaCpp(self.model_path, self.params, self.lib)
         arch = self.live.model.arch
         network = None
         if arch in MODELS and self.params.type_k == "f32":
@@ -199,7 +204,6 @@ class Pair:
         if op.op == "decode":
             self.report.codes[str(answer.ret)] += 1
         if (answer.ret, ret) == (0, 1) and self._known(op, Parting.IT_REFUSES):
-            self.live.close()
             self.start()
             return
         if not self._same_answer(op, answer.ret, ret):
@@ -295,12 +299,12 @@ class Pair:
             ours = _records(parse_state(self.ours.state_get(), self.live.spec))
         except CacheUsageError:
             return  # such a state cannot be saved; that it ends llama.cpp is tried elsewhere
-        state = self.live.state()
+        shown, state = self.live.look()
         theirs = _records(state)
         if ours != theirs:
             name = next(n for n in theirs if ours[n] != theirs[n])
             raise self.difference(f"saved {name!r}: {theirs[name]} and in kvsim {ours[name]}")
-        for name, streams in self.live.snapshot(state)["caches"].items():
+        for name, streams in shown["caches"].items():
             for s, seen in enumerate(streams):
                 picture = self.before.caches[name][s]
                 wanted = self._visible(picture)

@@ -52,17 +52,26 @@ class Session:
         self.model = self._load(model)
         self._abort_in: int | None = None
         self._graphs, self._computing = 0, True
-        self.context = self._make_context(params, faults)
-        self.memory = self.lib.llama_get_memory(self.context)
+        self._asked = params, faults
+        self._open()
         self.n_vocab = int(self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model)))
         self.n_embd = int(self.lib.llama_model_n_embd_inp(self.model))
         self.n_seq_max = int(self.lib.llama_n_seq_max(self.context))
-        self.saved: dict[int, bytes] = {}
 
     # -- setting up ----------------------------------------------------------------------------
 
     def _log(self, level: int, text: Any, _: Any) -> None:
         self.lines.append((level, self.ffi.string(text).decode("utf-8", "replace")))
+
+    def _open(self) -> None:
+        self.context = self._make_context(*self._asked)
+        self.memory = self.lib.llama_get_memory(self.context)
+        self.saved: dict[int, bytes] = {}
+
+    def renew(self) -> None:
+        """A fresh context in place of the one there is."""
+        self.lib.llama_free(self.context)
+        self._open()
 
     def _load(self, path: Path) -> Any:
         params = self.lib.llama_model_default_params()

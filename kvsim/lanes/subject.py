@@ -54,6 +54,7 @@ class LlamaSubject(Subject):
         self.name = f"llama.cpp {version.name}"
         self._version = version.name
         self._lane: LlamaCpp | None = None
+        self._config = ""
 
     def configs(self, info: CacheInfo) -> Sequence[Config]:
         return tiny_configs(info.kind)
@@ -62,11 +63,15 @@ class LlamaSubject(Subject):
         model, _, context = config.name.partition("/")
         if model not in TINY or CONFIGURATIONS.get(context) != config.params:
             raise UnsupportedError(f"{config}: llama.cpp has tiny models in contexts of its own only")
-        self.close()
-        try:
-            self._lane = LlamaCpp(tiny_file(model), config.params, self._lib)
-        except LaneError as error:
-            raise UnsupportedError(str(error)) from error
+        if self._lane is not None and self._config == config.name:
+            self._lane.renew()
+        else:
+            self.close()
+            try:
+                self._lane = LlamaCpp(tiny_file(model), config.params, self._lib)
+            except LaneError as error:
+                raise UnsupportedError(str(error)) from error
+            self._config = config.name
         header = header_of(config.model, config.params, name=config.name, source=self.name)
         self._pictures = Pictures(self._lane, header)
         self._logits: NDArray[np.float32] | None = None
@@ -82,10 +87,9 @@ class LlamaSubject(Subject):
         op = performable(op, self.lane.n_vocab)
         self._logits = self._saved = None
         try:
-            self.lane.attempt(op)
+            answer = self.lane.apply_if_it_survives(op)
         except EndedError as error:
             raise CacheUsageError(str(error)) from error
-        answer = self.lane.apply(op, logits=True)
         if answer.logits:
             self._logits = np.stack(list(answer.logits.values()))
         elif op.op in ("state_get", "state_seq_get"):
