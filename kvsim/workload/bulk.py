@@ -19,18 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.batch import Batch, Ubatch
 from kvsim.caches.kv import KVCache
 from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.caches.recurrent_cells import Placement
 from kvsim.context import OK, Context
-from kvsim.memory import IntArray
 from kvsim.models.params import SwaType
 from kvsim.workload.placing import Chunks, place
+from kvsim.workload.runs import Run, batch_of, columns_of, equal_ubatch, first_of, goes_on
 from kvsim.workload.ubatches import Parts, equal_split, simple_split
 
 SIMPLE_IF_UNIFIED = ("kv", "iswa", "dsa", "dsa_iswa", "msa")
@@ -39,29 +37,6 @@ if they are unified. The two tables of an indexer get the same operations, so th
 
 ALWAYS_EQUAL = ("hybrid", "hybrid_iswa", "recurrent")
 """The same of memories that take equally many tokens of several sequences."""
-
-
-class Run(NamedTuple):
-    """``tokens`` of one sequence, at positions from ``start`` on."""
-
-    seq: int
-    start: int
-    tokens: Sequence[int]
-
-
-def batch_of(runs: Sequence[Run]) -> Batch:
-    """The runs as one batch, with an output for the last token of each."""
-    tokens: list[int] = []
-    pos: list[int] = []
-    seq_ids: list[tuple[int, ...]] = []
-    output: list[bool] = []
-    for run in runs:
-        n = len(run.tokens)
-        tokens += run.tokens
-        pos += range(run.start, run.start + n)
-        seq_ids += [(run.seq,)] * n
-        output += [False] * (n - 1) + [True]
-    return Batch(tokens, None, pos, seq_ids, output)
 
 
 @dataclass
@@ -79,14 +54,14 @@ class _Waiting:
 
     def add(self, group: Sequence[Run], sizes: Sequence[int]) -> None:
         self.add_sizes(sizes)
-        if len(group) == 1 and self.groups and _goes_on(self.groups[-1], group[0]):
+        if len(group) == 1 and self.groups and goes_on(self.groups[-1], group[0]):
             (seq, start, tokens), last = self.groups[-1][0], group[0].tokens
             self.groups[-1] = [Run(seq, start, range(tokens[0], last[-1] + 1))]
         else:
             self.groups.append(group)
 
     def chunks(self) -> Chunks:
-        columns = list(map(_columns, self.groups))
+        columns = list(map(columns_of, self.groups))
         pos, tokens, seqs = (
             map(np.concatenate, zip(*columns, strict=True)) if len(columns) > 1 else columns[0]
         )
@@ -161,7 +136,7 @@ class BulkDecoder:
             return 0
         self.context.update()
         n_steps = min(len(runs[0].tokens), self._room(runs))
-        runs = [_first(run, n_steps) for run in runs]
+        runs = [first_of(run, n_steps) for run in runs]
         if not n_steps or not self._must_fit(runs, len(runs)):
             return 0
         if self._streams == 1:
@@ -230,7 +205,7 @@ class BulkDecoder:
                 at, done[i] = done[i], done[i] + n
                 pieces.append(Run(seq, start + at, tokens[at : at + n]))
             for states in self._states:
-                states.apply_ubatch(_UNKNOWN, _equal_ubatch(pieces))
+                states.apply_ubatch(_UNKNOWN, equal_ubatch(pieces))
             if self._streams == 1:
                 for piece in pieces:
                     self._waiting[0].add([piece], [])
@@ -288,54 +263,6 @@ _UNKNOWN = Placement(0, 0, -1)
 """Recurrent cells are searched again when a ubatch is placed; what was found before is not needed."""
 
 
-def _first(run: Run, n: int) -> Run:
-    return Run(run.seq, run.start, run.tokens[:n])
-
-
-def _goes_on(group: Sequence[Run], run: Run) -> bool:
-    """Whether the run goes on where the only run of the group ends: the same sequence, the next token ids."""
-    (seq, start, tokens), new = group[0], run.tokens
-    if len(group) > 1 or not isinstance(tokens, range) or not isinstance(new, range):
-        return False
-    return seq == run.seq and start + len(tokens) == run.start and tokens.stop == new.start
-
-
-def _columns(group: Sequence[Run]) -> tuple[IntArray, IntArray, IntArray]:
-    """Positions, tokens and sequences of a group, in order."""
-    n = len(group[0].tokens)
-    if len(group) == 1:
-        seq, start, tokens = group[0]
-        return np.arange(start, start + n, dtype=np.int32), _ids(tokens), np.full(n, seq, np.int32)
-    pos = np.arange(n, dtype=np.int32)[:, None] + np.array([run.start for run in group], np.int32)
-    ids = np.stack([_ids(run.tokens) for run in group], axis=1)
-    return pos.ravel(), ids.ravel(), np.tile(np.array([run.seq for run in group], np.int32), n)
-
-
-def _ids(tokens: Sequence[int]) -> IntArray:
-    if isinstance(tokens, range):
-        return np.arange(tokens.start, tokens.stop, dtype=np.int32)
-    return np.asarray(tokens, np.int32)
-
-
-def _equal_ubatch(runs: Sequence[Run]) -> Ubatch:
-    """Equally long runs as one ubatch, run after run, for states, which ask for no token."""
-    n_each = len(runs[0].tokens)
-    n = n_each * len(runs)
-    pos: IntArray = np.concatenate([np.arange(r.start, r.start + n_each, dtype=np.int32) for r in runs])
-    return Ubatch(
-        pos=pos[None],
-        seq_ids=tuple([ids for run in runs for ids in ((run.seq,),) * n_each]),
-        output=np.zeros(n, np.bool_),
-        idx=np.arange(n, dtype=np.int32),
-        tokens=np.zeros(n, np.int32),
-        has_embd=False,
-        n_seq_tokens=n_each,
-        n_seqs=len(runs),
-        equal_seqs=True,
-        seq_id_unq=tuple(sorted([run.seq for run in runs])),
-    )
-
-
 def _move_on(states: RecurrentMemory, runs: Sequence[Run], step: Sequence[Parts], n_steps: int) -> None:
     """``n_steps`` rounds of the ubatches of ``step``. Placing does not ask for positions, so once a round has
     left everything else as it was, so do all rounds after it."""
@@ -347,7 +274,7 @@ def _move_on(states: RecurrentMemory, runs: Sequence[Run], step: Sequence[Parts]
             pieces = [
                 Run(runs[i].seq, runs[i].start + done, runs[i].tokens[done : done + n]) for i, _ in parts
             ]
-            states.apply_ubatch(_UNKNOWN, _equal_ubatch(pieces))
+            states.apply_ubatch(_UNKNOWN, equal_ubatch(pieces))
         same = _all_but_positions(states) == before
         done += n
 

@@ -8,9 +8,9 @@ from kvsim.context import Context
 from kvsim.policies.checkpoints import Checkpoints
 from kvsim.policies.prefix_reuse import ReuseReport
 from kvsim.policies.slot import Slot
-from kvsim.workload.bulk import Run
 from kvsim.workload.config import ServerConfig
 from kvsim.workload.request import Request
+from kvsim.workload.runs import Run
 
 
 @dataclass

@@ -22,11 +22,12 @@ from kvsim.policies.checkpoints import Checkpoints
 from kvsim.policies.context_shift import ContextShift
 from kvsim.policies.prefix_reuse import ReuseReport, common_prefix, reuse
 from kvsim.workload.account import Account, Sample
-from kvsim.workload.bulk import BulkDecoder, Run
+from kvsim.workload.bulk import BulkDecoder
 from kvsim.workload.config import ServerConfig
 from kvsim.workload.cost import CostModel
 from kvsim.workload.occupancy import sample_cache
 from kvsim.workload.request import Request
+from kvsim.workload.runs import Run
 from kvsim.workload.server_slot import ServerSlot, Task
 
 CHECKPOINT_BEFORE_END = 4

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,20 +17,24 @@ from kvsim.caches.factory import LeafFactory
 from kvsim.context import NO_SLOT, OK, Context
 from kvsim.events import Recorder
 from kvsim.models.context_params import ContextParams
+from kvsim.models.gguf_header import model_from_metadata
 from kvsim.models.known import known_model
-from kvsim.workload.bulk import BulkDecoder, Run, batch_of
+from kvsim.workload.bulk import BulkDecoder
+from kvsim.workload.runs import Run, batch_of
 from kvsim.workload.ubatches import equal_split, simple_split
 
 ARCHS = (
     "llama3-8b", "gemma3-4b", "gpt-oss-20b", "llama4-scout", "lfm2-1.2b", "mamba-130m", "deepseek-v3.2",
+    "dots3note-moe.gguf", "lfm2-l4-dense.gguf", "minimax-m3-moe.gguf",
 )  # fmt: skip
+METADATA = json.loads(Path("fixtures/models/metadata.json").read_text())
 
 
 def contexts(
     arch: str, n_seqs: int, unified: bool, n_ubatch: int, n_swa: int, spare: int, size: int
 ) -> tuple[Context, Context]:
     """Two equal contexts with tiny caches: windows of ``n_swa`` and ``spare`` cells more than they need."""
-    model = known_model(arch)
+    model = model_from_metadata(METADATA[arch]) if arch in METADATA else known_model(arch)
     if model.n_swa:
         model = replace(model, n_swa=n_swa)
     params = ContextParams(
@@ -36,7 +42,9 @@ def contexts(
         swa_full=False,
     )  # fmt: skip
     swa = n_swa * (n_seqs if unified else 1) + n_ubatch + spare
-    leaves = LeafFactory(sizes={"swa": swa} | dict.fromkeys(["kv", "base", "attn", "mla", "lid"], size))
+    leaves = LeafFactory(
+        sizes={"swa": swa} | dict.fromkeys(["kv", "base", "attn", "mla", "lid", "idx"], size)
+    )
     return Context(model, params, leaves=leaves), Context(model, params, leaves=leaves)
 
 
@@ -216,6 +224,23 @@ def test_a_head_far_ahead_starts_over() -> None:
     assert pair.steps([1], 30, 500) == 30
     pair.compare()
     assert pair.together.memory.snapshot().caches["kv"][0]["cells"][0][:3] == [0, 1, [1]]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("unified", [True, False])
+def test_every_member_goes_together(arch: str, unified: bool) -> None:
+    """Steps and batches wait, and leave what single decodes leave."""
+    pair = Pair(*contexts(arch, 3, unified, 16, 9, 30, 200))
+    pair.decode({0: 20, 2: 5}, 0)
+    assert pair.steps([0, 2], 7, 1000) == 7
+    pair.decode({1: 12, 0: 1, 2: 1}, 2000)
+    assert pair.steps([0, 1, 2], 30, 3000) == 30
+    assert pair.decoder.together
+    if pair.decoder.caches:  # states move at once
+        assert pair.together.memory.snapshot() != pair.by_step.memory.snapshot()
+    pair.remove(1, 0)
+    assert pair.steps([2, 0], 5, 4000) == 5
+    pair.compare()
 
 
 def test_an_observer_sees_every_step() -> None:
