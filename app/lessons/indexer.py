@@ -54,5 +54,5 @@ def read_cells(cache: str) -> Answer:
 
 
 def scores_told(m: Moment) -> str:
-    """The scores, cell by cell: "0: 1.25, 1: 0.80"."""
-    return ", ".join(f"{cell}: {score:.2f}" for cell, score in selection_of(m).scores.items())
+    """The scores, cell by cell: "cell 0: 1.25, 1: 0.80", with no line's end between a cell and its score."""
+    return "cell " + ", ".join(f"{cell}:\u00a0{score:.2f}" for cell, score in selection_of(m).scores.items())

@@ -89,7 +89,8 @@ def test_texts_are_plain(lesson: Lesson, n: int) -> None:
 def test_what_the_indexer_reads_follows_from_the_scores_it_tells() -> None:
     """The 8 highest of the scores as they are written on the page, of cells that the token may see."""
     dsa = next(lesson for lesson in LESSONS if lesson.key == "dsa")
-    told = dict(part.split(": ") for part in dsa.performed[4].given.split(", "))
+    scores = dsa.performed[4].given.removeprefix("cell ").split(", ")
+    told = dict(part.split(":\u00a0") for part in scores)
     best = sorted(told, key=lambda cell: float(told[cell]), reverse=True)
     assert float(told[best[7]]) > float(told[best[8]])  # no tie as written
     assert sorted(map(int, best[:8])) == [cell for _, cell in dsa.right(4)]

@@ -117,7 +117,7 @@ def test_two_playgrounds_are_two(visit) -> None:
 def test_two_learners_have_their_own_progress(visit) -> None:
     one, two = visit("?page=lessons&lesson=dsa&step=5"), visit("?page=lessons&lesson=dsa&step=5")
     for page in (one, two):
-        page.locator(".kvs-given", has_text="0: 0.59, 1: 0.61").wait_for()
+        page.locator(".kvs-given", has_text="cell 0: 0.59, 1: 0.61").wait_for()
         at_rest(page)
     one.get_by_placeholder("or type them: 0–5, 9").fill("0-1, 3-4, 12, 14, 16, 20")
     one.get_by_placeholder("or type them: 0–5, 9").press("Enter")
