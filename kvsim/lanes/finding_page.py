@@ -1,6 +1,6 @@
-"""``docs/findings.md``, made from the table of findings::
+"""``docs/findings.md``, made from the table of findings.
 
-python -m kvsim.lanes.finding_page > docs/findings.md
+``python -m kvsim.lanes.finding_page > docs/findings.md``
 """
 
 from __future__ import annotations
