@@ -16,7 +16,11 @@ from kvsim.cli.terminal import fail
 
 def app_command(
     trace: Annotated[
-        Path | None, typer.Argument(metavar="[TRACE]", help="A recording to open, .jsonl or .jsonl.gz.")
+        Path | None,
+        typer.Argument(
+            metavar="[TRACE]",
+            help="A recording (.jsonl, .jsonl.gz) or a log of llama.cpp (.log, .txt) to open.",
+        ),
     ] = None,
 ) -> None:
     """Open the web app: recordings, cell by cell.
