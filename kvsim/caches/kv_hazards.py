@@ -222,8 +222,11 @@ def split_histories(memory: Memory, coupled: Iterable[tuple[int, int]]) -> list[
 
 
 def _history(memory: Memory, seq: int) -> list[object]:
-    """Positions and tokens of a sequence, per attention cache; per recurrent memory the cell of its state."""
-    history: list[object] = []
+    """Positions and tokens of a sequence, per attention cache; per recurrent memory the cell of its state; how
+    far it has been rolled back and nothing has been computed since."""
+    history: list[object] = [
+        part.rs_idx[seq] for part in (memory, *memory.leaves().values()) if hasattr(part, "rs_idx")
+    ]
     for leaf in memory.leaves().values():
         cells = getattr(leaf, "cells", None)
         if isinstance(cells, list):

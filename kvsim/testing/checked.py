@@ -31,6 +31,7 @@ from kvsim.testing.cache_info import CacheInfo, Config
 from kvsim.testing.excuses import (
     ASTRAY,
     COMPRESSED_LATER,
+    KEPT,
     LASTING,
     UNDONE,
     WINDOW_LOST,
@@ -266,8 +267,10 @@ class Checked:
         if ret == 0 or state_leaves(self.memory, saved.op.args.get("flags", 0)) != restored:
             return  # a hazard speaks of a state that was read with flags that name other parts
         into = self._restored_as(saved.op, op)
+        kept = {event.cache for event in self.events if event.detail["id"] == KEPT}
         for name in restored:
-            self.ledger.parts[name].restore(saved.parts[name], into)
+            if name not in kept:  # there the sequence is as it was, and shares the rows that it shared
+                self.ledger.parts[name].restore(saved.parts[name], into)
         if self._pair is not None and self._pair[0] not in restored:
             self._astray.update(s for s in into.values() if not self._fits(s))
 

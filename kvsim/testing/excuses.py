@@ -26,6 +26,7 @@ COMPRESSED_LATER = {
     "clearing-empties-queued-copy",
     "compressed-rows-of-nothing",
     "copy-ignores-rollback",
+    "empty-state-removes-nothing",
     "restore-under-queued-copy",
     "rollback-arms-uncomputed",
     "rollback-beyond-snapshot",
@@ -40,6 +41,9 @@ when a block is completed."""
 
 WINDOW_LOST = ("trimmed-past-window", "window-forgets-sequence")
 """After these the positions of a sequence may start anew; what the window has forgotten is out of reach."""
+
+KEPT = "empty-state-removes-nothing"
+"""After this a restore has changed nothing."""
 
 UNDONE = "undo-misses-position-minus-one"
 

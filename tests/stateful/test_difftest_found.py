@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from kvsim.caches.kv import KVCache
 from kvsim.context import Fault
 from kvsim.ops import Op
 from kvsim.testing.cache_info import CACHES
 from kvsim.testing.checked import Checked
+from kvsim.testing.ink_cache import cells_of
 
 
 def one(seq: int, pos: int) -> Op:
@@ -26,6 +28,37 @@ def test_a_fresh_state_in_a_dirty_row_is_told_where_cells_were_swapped() -> None
     assert [event.detail for event in checked.events if event.detail["id"] == "fresh-state-not-zero"] == [
         {"id": "fresh-state-not-zero", "seqs": [1]}
     ]
+
+
+def test_a_token_shared_by_different_rollbacks_is_told() -> None:
+    """hazard shared-token-sees-one-history: sequences 1 and 2 share a state, of which 2 has been rolled back
+    and its copy has not, so that they go on from different ones."""
+    info = CACHES["hybrid"]
+    checked = Checked(info, next(config for config in info.configs if config.name == "rollback"))
+    for op in (
+        one(2, 3), Op.seq_rm(2, 3), Op.decode([1], [3], [[0]], fault=Fault(0)), Op.seq_cp(2, 1),
+        Op.decode([13], [3], [[0, 1, 2]], [1]),
+    ):  # fmt: skip
+        checked.perform(op)
+    told = [event.detail["seqs"] for event in checked.events if "history" in event.detail["id"]]
+    assert sorted(map(sorted, told)) == [[0, 2], [1, 2]]
+
+
+def test_a_state_of_nothing_leaves_rows_shared() -> None:
+    """hazard empty-state-removes-nothing: sequence 1 keeps its token, in the row that sequence 0, whose window
+    has passed it, shared before; a copy brings it back once, not twice."""
+    info = CACHES["dsa_iswa"]
+    checked = Checked(info, info.configs[0])
+    for op in (
+        Op.decode([1, 2, 3], [4, 5, 6], [[0]] * 3), Op.state_seq_get(2, 0),
+        Op.decode(None, range(7), [[2]] * 7), Op.seq_rm(0), Op.decode([98], [0], [[0, 1]]),
+        one(0, 1), one(0, 2), one(0, 3), Op.seq_rm(2), Op.decode([6, 7], [4, 5], [[0]] * 2),
+        Op.state_seq_set(1, 0), Op.seq_cp(1, 0), Op.seq_rm(0, 1),
+    ):  # fmt: skip
+        checked.perform(op)
+    swa = checked.memory.leaves()["swa"]
+    assert isinstance(swa, KVCache)
+    assert {s: [e.pos for e in held] for s, held in cells_of(swa).items()} == {0: [0], 1: [0]}
 
 
 def test_rows_zeroed_by_another_parts_failure_are_told_under_a_queued_copy() -> None:
