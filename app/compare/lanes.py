@@ -6,21 +6,26 @@ cells to show. It ends early, with a reason, where it cannot go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvsim.caches.factory import LeafFactory
 from kvsim.errors import CacheUsageError, KvsimError
+from kvsim.lanes.library import is_installed
+from kvsim.lanes.llamacpp import EndedError, LlamaCpp
+from kvsim.lanes.picture import Pictures
+from kvsim.lanes.subject import performable, tiny_file, tiny_like
 from kvsim.models.context_params import ContextParams
 from kvsim.models.params import ModelParams
-from kvsim.ops import Op
+from kvsim.ops import STATES, Op
 from kvsim.replay import N_VOCAB, Replayer, context_of
 from kvsim.testing.cache_info import CACHES, Config
 from kvsim.testing.checked import Checked, CheckError
 from kvsim.testing.mutants import MUTANTS
 from kvsim.trace import Difference, Header, Step, compare_step
+from kvsim.trace.unseen import seen_part
 
 LONGEST = 300
 """Characters told of what the ledger found."""
@@ -62,11 +67,45 @@ def engine(header: Header, steps: list[Step]) -> Iterator[Mark]:
         yield Mark(known.i, compare_step(known, computed), step=computed)
 
 
+def llamacpp(header: Header, steps: list[Step]) -> Iterator[Mark]:
+    """The installed llama.cpp, with a tiny model that has a memory of the same kind and size, in what it shows.
+
+    Raises LaneEnd where it cannot be performed there: no library, no such model, a damaged state (which byte
+    is hit depends on the model), an operation that ends it.
+    """
+    params = ContextParams.from_header(header.to_json())
+    try:
+        lane = LlamaCpp(tiny_file(tiny_like(header)), params)
+    except KvsimError as error:
+        raise LaneEnd(str(error)) from error
+    with lane:
+        pictures = Pictures(lane, header)
+        for known in steps:
+            if {"truncate", "xor0"} & set(known.args):
+                raise LaneEnd(f"operation {known.i} damages a state, of another model than this one")
+            try:
+                op = performable(Op(known.op, known.args), lane.n_vocab)
+                ret = known.ret if known.op in ("init", "rows") else lane.apply(op).ret
+            except EndedError as error:
+                raise LaneEnd(f"operation {known.i} ends it: {error}") from error
+            if known.op in STATES and ret and known.ret:
+                ret = known.ret  # a size, which depends on the model
+            found = replace(known, ret=ret, after=pictures.take())
+            seen = replace(known, after=seen_part(found.after, known.after))
+            yield Mark(known.i, compare_step(seen, found), step=found)
+
+
 def ledger(header: Header, steps: list[Step]) -> Iterator[Mark]:
     """The abstract specification: the reference's content must be what each sequence should hold, or a hazard
     says why not."""
     for known, computed, met, broken in _checked(header, steps):
         yield Mark(known.i, hazards=met, step=computed, broken=broken)
+
+
+BESIDE: dict[str, Callable[[Header, list[Step]], Iterator[Mark]]] = {"ledger": ledger, "engine": engine}
+"""The lanes beside the reference."""
+if is_installed():
+    BESIDE["llamacpp"] = llamacpp
 
 
 def mutant(name: str, header: Header, steps: list[Step]) -> Iterator[Mark]:

@@ -60,14 +60,16 @@ def lanes(task: Task, name: str, source: str) -> list[Lane]:
     """The strip's rows, the subject last."""
     n = task.of_kind("begin")[0]["operations"]
     ends = {m["lane"]: m["text"] for m in task.of_kind("end")}
-    told = [
-        ("reference", "kvsim", "reference"),
-        ("ledger", "ledger", "what should hold"),
-        ("engine", "engine", "torch, cpu"),
-        ("subject", name, "subject"),
-    ]
+    told = {
+        "reference": ("kvsim", "reference"),
+        "ledger": ("ledger", "what should hold"),
+        "engine": ("engine", "torch, cpu"),
+        "llamacpp": ("llama.cpp", "live"),
+        "subject": (name, "subject"),
+    }
     rows = [Lane("recording", source, AGREES * n)]
-    for lane, title, what in told[: task.of_kind("begin")[0]["lanes"]]:
+    for lane in task.of_kind("begin")[0]["lanes"]:
+        title, what = told[lane]
         marks = [_mark(m) for m in task.of_kind("mark") if m["lane"] == lane]
         end = ends.get(lane, "")
         if end and marks and lane == "subject" and marks[-1] != DIFFERS:
@@ -77,7 +79,8 @@ def lanes(task: Task, name: str, source: str) -> list[Lane]:
 
 
 def _subject(task: Task) -> str:
-    return "engine" if task.job["subject"] == "engine" else "subject"
+    last: str = task.of_kind("begin")[0]["lanes"][-1]
+    return last
 
 
 def _mark(message: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import base64
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,18 @@ from kvsim.trace.describe import header_of
 
 
 def compare(job: dict[str, Any], tell_: Tell) -> None:
-    """Perform a trace on every lane. ``trace``: its bytes in base64; ``subject``: a mutant, or ``engine``."""
+    """Perform a trace on every lane. ``trace``: its bytes in base64; ``subject``: a mutant, ``engine`` or
+    ``llamacpp``, which comes last."""
     trace = read_trace(base64.b64decode(job["trace"]), name=job["name"])
     header, recorded = trace.header, list(trace)
-    planted = job["subject"] != "engine"
-    tell_("begin", operations=len(recorded), lanes=4 if planted else 3)
+    made = dict(lanes.BESIDE)
+    last = made.pop(job["subject"], None)
+    made[job["subject"] if last else "subject"] = last or partial(lanes.mutant, job["subject"])
+    tell_("begin", operations=len(recorded), lanes=["reference", *made])
     known, reference = _lane("reference", lanes.reference(header, recorded), header, tell_)
-    _lane("ledger", lanes.ledger(header, known), header, tell_)
-    _, subject = _lane("engine", lanes.engine(header, known), header, tell_)
-    if planted:
-        _, subject = _lane("subject", lanes.mutant(job["subject"], header, known), header, tell_)
+    subject = ""
+    for name, performed in made.items():
+        _, subject = _lane(name, performed(header, known), header, tell_)
     tell_("pictures", reference=reference, subject=subject)
 
 

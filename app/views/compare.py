@@ -19,6 +19,7 @@ import streamlit as st
 
 from app import component, recordings, style
 from app.compare import result
+from app.compare.lanes import BESIDE
 from app.compare.task import Task
 from app.playground.files import scene_of_trace, trace_bytes
 from app.views import playground
@@ -29,6 +30,8 @@ from kvsim.trace import read_trace
 FILE = Path(__file__).parents[1] / "compare" / "page.css"
 FIRST = "kv/llama-uni-c256-u16-s4-f16-03"
 FIRST_SUBJECT = "contiguous-slots"
+LANES = {"engine": "engine (torch)", "llamacpp": "llama.cpp (live)"}  # that may be the subject
+
 ABOUT = "Random operations on a reference with a planted fault, until it parts."
 MAX_UPLOAD_MIB = 8  # every operation of it is held in memory
 KEPT = 8  # comparisons that a session keeps
@@ -158,12 +161,15 @@ def _memory(data: bytes, name: str) -> str:
 
 
 def _subjects(memory: str) -> list[str]:
-    """The engine, and the faults that this member of the family can have."""
-    return [*(m.id for m in MUTANTS.values() if memory in m.memories), "engine"]
+    """The engine, llama.cpp, and the faults that this member of the family can have."""
+    return [
+        *(m.id for m in MUTANTS.values() if memory in m.memories),
+        *(lane for lane in LANES if lane in BESIDE),
+    ]
 
 
 def _title(subject: str) -> str:
-    return "engine (torch)" if subject == "engine" else f"fault: {subject.replace('-', ' ')}"
+    return LANES.get(subject, f"fault: {subject.replace('-', ' ')}")
 
 
 def _forget_step() -> None:
@@ -225,9 +231,10 @@ def _waiting(task: Task) -> None:
     with st.container(key="card"):
         st.subheader("Comparing", anchor=False)
         if begun:
-            total = begun[0]["operations"] * begun[0]["lanes"]
+            n_lanes = len(begun[0]["lanes"])
+            total = begun[0]["operations"] * n_lanes
             done = len(task.of_kind("mark"))
-            told = f"{done:,} of {total:,} operations of {begun[0]['lanes']} lanes"
+            told = f"{done:,} of {total:,} operations of {n_lanes} lanes"
             st.progress(min(1.0, done / total), told)
         else:
             st.progress(0.0, "waiting for a free place" if task.state == "waiting" else "starting")
@@ -236,7 +243,7 @@ def _waiting(task: Task) -> None:
 
 def _shown(case: Case, task: Task) -> None:
     source = "llama.cpp" if not case.shrunk else "kvsim"
-    name = "engine" if case.subject == "engine" else case.subject
+    name = case.subject
     at = st.query_params.get("at", "")
     _component()(
         data={
