@@ -1,7 +1,7 @@
 """Compare: where do they part, and why?
 
-The recording, the reference, the ledger and, where torch is installed, the engine perform one trace beside a
-reference with a planted fault. A campaign finds such a fault by itself and shrinks the way to it.
+The recording, the reference, the ledger and, where they are installed, the engine and llama.cpp perform one trace
+beside a reference with a planted fault. A campaign finds such a fault by itself and shrinks the way to it.
 """
 
 from __future__ import annotations
