@@ -262,29 +262,33 @@ def test_stale_pools_are_told_beside_the_indexer_cells(show) -> None:
 
 
 PLAY = """([from, speed]) => new Promise(done => { const p = kvsim.player; p.go(from); p.setSpeed(speed);
-  const works = [], turn = p.motion.advance.bind(p.motion), go = p.go.bind(p);
-  let spent = 0;
-  const timed = f => (...a) => {
-    const t = performance.now(), r = f(...a); spent += performance.now() - t; return r; };
-  p.motion.advance = timed(turn);
-  p.go = timed(go);
   const end = performance.now() + 2000;
-  const frame = () => { works.push(spent); spent = 0;
-    if (performance.now() < end) return requestAnimationFrame(frame);
-    p.pause(); done(works.sort((a, b) => a - b)); };
+  let frames = 0;
+  const frame = () => { frames++;
+    if (performance.now() < end || p.at < from + 4) return requestAnimationFrame(frame);
+    p.pause(); done(frames); };
   p.play(); requestAnimationFrame(frame); })"""
+
+
+def busy(session) -> float:
+    """Seconds of processor time that the page's main thread has taken; waiting for a processor is not counted."""
+    found = session.send("Performance.getMetrics")["metrics"]
+    return next(metric["value"] for metric in found if metric["name"] == "TaskDuration")
 
 
 @pytest.mark.parametrize(("cells", "steps"), [(8192, 2000), (131072, 160)])
 def test_long_recordings_open_quickly_and_play_smoothly(show, cells, steps) -> None:
-    """The script's share of a frame stays under 16 ms nearly always."""
+    """A frame's share of the processor leaves room for 60 a second, whatever else the machine does."""
     page = show(json.loads(chats(cells, steps)))
-    opened_after = page.evaluate("performance.now()")
-    assert opened_after < 2000
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
     assert page.evaluate("kvsim.player.model.nSteps") == steps
-    works = page.evaluate(PLAY, [steps // 2, 4])
-    assert len(works) > 40
-    assert works[int(len(works) * 0.9)] < 16
+    page.reload()
+    page.locator(".kv-say", has_text=".").wait_for()
+    assert busy(session) < 2
+    before = busy(session)
+    frames = page.evaluate(PLAY, [steps // 2, 4])
+    assert (busy(session) - before) / frames < 1 / 60
     keys = page.evaluate("[...kvsim.player.model._keys.values()].length")
     assert keys * cells * 15 < 80 * 2**20  # keyframes stay within their bound
 
