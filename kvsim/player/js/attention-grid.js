@@ -10,7 +10,7 @@ export class AttentionGrid {
     Object.assign(this, { view, kind });
     this.canvas = el("canvas", { role: "img" });
     this.root = el("section", "kva-grid", [
-      el("div", "kva-head", [el("b", "", title), el("span", "kv-secondary", what)]), this.canvas]);
+      el("div", "kva-head", [el("b", "", title), el("span", { class: "kv-secondary", title: what }, what)]), this.canvas]);
     this.canvas.addEventListener("click", (event) => { const at = this._hit(event); if (at) view.select(at.row); });
     this.canvas.addEventListener("pointermove", (event) => view.point(this._hit(event)?.column ?? null));
     this.canvas.addEventListener("pointerleave", () => view.point(null));
