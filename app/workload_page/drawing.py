@@ -27,7 +27,10 @@ AXES = {
     "failed": ("failed decodes", lambda value: f"{value:,.0f}"),
     "reprocessed": ("prompt tokens computed twice", lambda value: f"{value:.0%}"),
     "unserved": ("requests not served in full", lambda value: f"{value:.0%}"),
-    "first_token": ("seconds to the first token, 99 %", lambda value: f"{value:.2g} s" if value < 100 else f"{value:,.0f} s"),
+    "first_token": (
+        "seconds to the first token, 99 %",
+        lambda value: f"{value:.2g} s" if value < 100 else f"{value:,.0f} s",
+    ),
 }
 """What a plan's picture can show over memory."""
 
