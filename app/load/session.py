@@ -17,6 +17,7 @@ from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.proto.WidgetStates_pb2 import WidgetState
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from kvsim.errors import KvsimError
 
@@ -130,7 +131,11 @@ class Session:
     async def __aenter__(self) -> Session:
         address = urlsplit(self.url).netloc
         self._socket: ClientConnection = await connect(
-            f"ws://{address}/_stcore/stream", subprotocols=["streamlit"], max_size=None
+            f"ws://{address}/_stcore/stream",
+            subprotocols=["streamlit"],
+            max_size=None,
+            open_timeout=PATIENCE,
+            ping_interval=None,  # a busy server is late, not gone
         )
         return self
 
@@ -208,6 +213,8 @@ class Session:
                     self._take(await self._socket.recv())
                     if self.page.raised:
                         raise NoAnswerError(f"the app raised: {self.page.raised}")
+        except ConnectionClosed as error:
+            raise NoAnswerError(f"the server closed the connection: {error}") from error
         except TimeoutError:
             raise NoAnswerError(
                 f"no answer within {PATIENCE:.0f} s; the page says: {self.page.text[-400:]}"
@@ -219,6 +226,8 @@ class Session:
             async with asyncio.timeout(seconds):
                 while True:
                     self._take(await self._socket.recv())
+        except ConnectionClosed as error:
+            raise NoAnswerError(f"the server closed the connection: {error}") from error
         except TimeoutError:
             return
 
