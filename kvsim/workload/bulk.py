@@ -233,7 +233,8 @@ class BulkDecoder:
                 if cache.cells[stream].used + n > cache.size:
                     return False
             for cache in self._windows:
-                if not self._window_fits(cache, stream, mine, largest):
+                enough = cache.cells[stream].used + n <= cache.size  # empty cells, windows or not
+                if not enough and not self._window_fits(cache, stream, mine, largest):
                     return False
         return True
 
