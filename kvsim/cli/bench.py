@@ -114,8 +114,10 @@ def _app_table(users: int, told: list[str]) -> Iterator[Row]:
     yield from pages_table()
     if not users:
         return
-    from app.load.crowd import crowd_table  # the pages' table has made sure that streamlit is there
-
+    try:
+        from app.load.crowd import crowd_table
+    except ModuleNotFoundError as error:
+        raise KvsimError(f"users without browsers need {error.name}: pip install 'kvsim[test]'") from error
     yield from crowd_table(users, told.append)
 
 
