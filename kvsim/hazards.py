@@ -5,6 +5,8 @@ kvsim does what llama.cpp does, and says so: an operation that meets one of thes
 section of ``docs/hazards.md``, which is made from the table::
 
     python -m kvsim.hazards > docs/hazards.md
+
+``docs/findings.md`` repeats its words: ``python -m kvsim.lanes.finding_page > docs/findings.md``.
 """
 
 from __future__ import annotations
