@@ -61,7 +61,7 @@ def _rows(size: int, used: int, cols: int) -> int:
 
 
 def _dense(sizes: Sequence[int], width: float, height: float) -> list[tuple[int, int, float, float, float]]:
-    """Rows as wide as the sheet, as high as all of them together allow (at most 4 pixels)."""
+    """Rows as wide as the sheet, as high as all of them together allow (1 to 4 pixels)."""
     cols = 1
     while cols * 2 <= width:
         cols *= 2
@@ -69,7 +69,7 @@ def _dense(sizes: Sequence[int], width: float, height: float) -> list[tuple[int,
         cols //= 2
     rows = [-(-n // cols) for n in sizes]
     pitch = min(4.0, width / cols)
-    high = min(4.0, max(height, 1) / sum(rows))
+    high = min(4.0, max(1.0, height / sum(rows)))
     return [(cols, r, pitch, cols * pitch, r * high) for r in rows]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from kvsim.render.layout import GUTTER, LANE_HEAD, Place, place, reach
 from kvsim.render.positions import draw_positions, positions_height
 
 PAD = 20
-HIGHEST = 800  # of a sheet that is as high as it needs
+HIGHEST = 800  # of a sheet that is as high as it needs, unless there are so many lanes that each needs its
+LEAST = 90  # with its heading
 SENTENCE = 100
 CARD_WIDTH, CARD_HEIGHT = 150, 54
 
@@ -27,30 +29,43 @@ class Sheet:
     def __init__(self, width: int, height: int | None, colours: Colours, frames: Sequence[Frame]) -> None:
         self.width, self.colours = width, colours
         pictures = [p for frame in frames for p in (frame.before, frame.after) if p is not None]
+        reached = [max(ends) for ends in zip(*(reach(p.lanes) for p in pictures), strict=True)]
+        # lanes that nothing here uses would take the room of those that are used
+        self.shown = [k for k, end in enumerate(reached) if end] or list(range(len(reached)))
+        pictures = [self._used(p) for p in pictures]
         one = pictures[-1]
         self.seqs = _sequences(pictures)
         self.last = max([7, *(last for p in pictures for _, last in p.pos.values())])
         self.cards = 0 if one.recurrent is None else self._cards_height(one.recurrent["size"])
         below = positions_height(one, self.seqs) + self.cards + PAD
         sizes = [lane.spec.size for lane in one.lanes]
-        reached = [max(ends) for ends in zip(*(reach(p.lanes) for p in pictures), strict=True)]
-        room = (height or HIGHEST) - SENTENCE - below
-        self.places = place(sizes, reached, width - 2 * PAD - GUTTER, SENTENCE, room) if sizes else []
+        room = (height or max(HIGHEST, SENTENCE + below + len(sizes) * LEAST)) - SENTENCE - below
+        self.places = (
+            place(sizes, [reached[k] for k in self.shown], width - 2 * PAD - GUTTER, SENTENCE, room)
+            if sizes
+            else []
+        )
         self.end = self.places[-1].y + self.places[-1].height + 16 if self.places else SENTENCE
         self.height = height or round(self.end + below) // 2 * 2
 
+    def _used(self, picture: Picture) -> Picture:
+        """The picture without the lanes that are not shown."""
+        return replace(picture, lanes=[picture.lanes[k] for k in self.shown])
+
     def draw(self, frame: Frame, progress: float = 1) -> Ink:
         """The frame; ``progress`` below 1: on the way from the picture before."""
+        before = self._used(frame.before) if frame.before else None
+        frame = replace(frame, before=before, after=self._used(frame.after))
         ink = Ink(self.width, self.height, self.colours.ground["bg"])
         self._sentence(ink, frame)
         for k, (lane, spot) in enumerate(zip(frame.after.lanes, self.places, strict=True)):
-            before = frame.before.lanes[k] if frame.before else None
-            self._head_line(ink, lane, before, spot)
+            was = frame.before.lanes[k] if frame.before else None
+            self._head_line(ink, lane, was, spot)
             if spot.pitch < 5:
                 self._image(ink, frame, lane, spot)
             else:
                 origin = (PAD + GUTTER, spot.y)
-                LaneCells(ink, self.colours, frame, before, lane, spot, origin).draw(progress)
+                LaneCells(ink, self.colours, frame, was, lane, spot, origin).draw(progress)
             self._pin(ink, lane, spot)
         y = self.end
         if frame.after.recurrent is not None:

@@ -19,10 +19,12 @@ from kvsim.player.page import _fonts
 from kvsim.player.palette import SEQUENCES
 from kvsim.render import Wanted, render
 from kvsim.render import film as films
+from kvsim.render.colours import Colours
 from kvsim.render.frames import frames_of
 from kvsim.render.html import html_page
 from kvsim.render.lane_cells import LaneCells
 from kvsim.render.layout import Place, place
+from kvsim.render.sheet import Sheet
 from kvsim.trace import read_trace
 
 KV = "fixtures/traces/kv/llama-uni-c256-u16-s4-f16-03.jsonl.gz"
@@ -126,6 +128,19 @@ def test_every_member_of_the_family_can_be_drawn(tmp_path, memory) -> None:
     assert Image.open(tmp_path / "x.png").width == 900
 
 
+def test_many_lanes_keep_cells_that_can_be_seen(tmp_path) -> None:
+    """20 lanes, of which 6 are used: after operation 32 seq 3 holds 79 cells in two of them."""
+    trace = read_trace("fixtures/traces/dsv4/deepseek4-str-c256-u16-s4-f16-08.jsonl.gz")
+    (frame,) = frames_of(trace, 32, 32)
+    sheet = Sheet(900, None, Colours("light"), [frame])
+    assert [frame.after.lanes[k].spec.cache for k in sheet.shown] == ["raw.base"] * 3 + ["raw.swa"] * 3
+    assert all(spot.pitch >= 5 for spot in sheet.places)
+    render(trace, tmp_path / "x.png", Wanted(first=32, last=32, width=900))
+    assert share_of(Image.open(tmp_path / "x.png"), SEQUENCES["light"][3]) > 0.02
+    for places in (sheet.places, place([256] * 20, [256] * 20, 800, 100, 300)):
+        assert all(spot.height >= spot.rows for spot in places)  # a row is never thinner than a pixel
+
+
 def test_grids_of_one_memory_stand_below_each_other_at_any_size() -> None:
     """Same pitch and columns; inside the width; very many cells get a pixel each."""
     for sizes in ([256], [512, 256], [1024] * 5, [131072], [32768, 4096]):
@@ -204,6 +219,26 @@ def test_a_page_brings_its_fonts(opened, tmp_path) -> None:
     assert page.evaluate(loaded) == [["kvsim Sans", "loaded"], ["kvsim Mono", "loaded"]]
     assert page.locator(".kv-say").evaluate("e => getComputedStyle(e).fontFamily").startswith('"kvsim Sans"')
     assert len(_fonts()) < 60_000
+    page.context.close()
+
+
+@pytest.mark.browser
+def test_a_page_in_a_frame_without_room_waits_for_some(opened, tmp_path) -> None:
+    """With hazards to tell, which come before there is anything to draw on."""
+    make(tmp_path, "x.html", first=17)
+    (tmp_path / "outer.html").write_text('<iframe src="x.html" width="1000" height="700" hidden></iframe>')
+    errors: list[str] = []
+    page = new_page(opened, errors)
+    page.goto((tmp_path / "outer.html").as_uri())
+    frame = page.frames[1]
+    frame.wait_for_load_state()
+    frame.evaluate("kvsim.player.note({ 17: { hazards: [{ title: 'one', text: 'two' }] } })")
+    assert frame.evaluate("kvsim.player.frame") is None
+    page.locator("iframe").evaluate("e => { e.hidden = false; }")
+    shown = page.frame_locator("iframe")
+    assert shown.locator(".kv-number").inner_text() == "17"
+    shown.locator(".kv-hazard", has_text="Hazard: one").first.wait_for()
+    assert errors == []
     page.context.close()
 
 

@@ -105,8 +105,9 @@ export class Player {
     if (!entries.length || this.noted === notes) return;
     this.noted = notes;
     for (const [i, note] of entries) if (this.model.steps[i]) Object.assign(this.model.steps[i], note);
+    if (!this.frame) return; // where there is no room yet, all is drawn once there is some
     this.dock.place(this.dock.root.clientWidth - 40);
-    if (this.frame) this.stage.hazards.draw(this.frame.step);
+    this.stage.hazards.draw(this.frame.step);
     this.draw();
   }
 
