@@ -10,7 +10,6 @@ from app.replaying import worker
 from app.worker import serve
 from kvsim.trace import Trace
 
-
 SECONDS = 8.0
 """For all operations together, however many they are."""
 
