@@ -13,7 +13,7 @@ from kvsim.errors import KvsimError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-PATIENCE_MS = 90_000
+PATIENCE_MS = 300_000
 
 FIND = """
 const find = (selector, root = document) => {
