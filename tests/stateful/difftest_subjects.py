@@ -54,7 +54,9 @@ class Raises(Same):
 
 
 class DiesOnce(Same):
-    """Its process is killed once, at the 50th operation of a session; a file remembers that it was."""
+    """Its process is killed once, at the 50th operation of a session; the file ``died`` remembers it."""
+
+    died = os.environ.get("KVSIM_TEST_DIED", "")
 
     def create(self, config: Config) -> None:
         super().create(config)
@@ -62,8 +64,7 @@ class DiesOnce(Same):
 
     def apply(self, op: Op) -> int | None:
         self._left -= 1
-        died = Path(os.environ["KVSIM_TEST_DIED"])
-        if self._left == 0 and not died.exists():
-            died.touch()
+        if self._left == 0 and not Path(self.died).exists():
+            Path(self.died).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().apply(op)

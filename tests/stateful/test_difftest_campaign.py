@@ -62,8 +62,12 @@ def test_a_run_goes_on_where_its_report_ends(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVSIM_TEST_DIED", str(tmp_path / "died"))
-    report = played(Campaign("difftest_subjects:DiesOnce", memory="kv", config="tiny", seed=4), 3, jobs=2)
+    (tmp_path / "dies_here.py").write_text(
+        f"from difftest_subjects import DiesOnce\nclass DiesHere(DiesOnce):\n"
+        f"    died = {str(tmp_path / 'died')!r}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    report = played(Campaign("dies_here:DiesHere", memory="kv", config="tiny", seed=4), 3, jobs=2)
     assert (tmp_path / "died").exists()
     same = played(Campaign("difftest_subjects:Same", memory="kv", config="tiny", seed=4), 3)
     assert (report.ops, report.facts) == (3 * SESSION, same.facts)
@@ -200,7 +204,7 @@ def test_weights_are_checked_and_used() -> None:
     [
         ({"memory": "nothing"}, r"unknown memory 'nothing': give all, or one of kv"),
         ({"profile": "gentle"}, r"unknown profile 'gentle': give one of usual, nasty"),
-        ({"subject": "nobody"}, r"unknown subject 'nobody': give reference, engine, or module:Class"),
+        ({"subject": "nobody"}, r"unknown subject 'nobody': give reference, engine, llamacpp, or module:Class"),
         ({"subject": "no.such:Thing"}, r"the subject no.such:Thing cannot be made"),
         ({"subject": "pathlib:Path"}, r"pathlib:Path is no Subject: derive it from kvsim.testing.Subject"),
         (
