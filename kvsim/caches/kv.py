@@ -330,7 +330,9 @@ class KVCache(AttentionLeaf):
         self.check_full_copy(src, dst, p0, p1)
         if self.observer is not None:
             lo, hi = position_range(p0, p1)
-            if 0 <= self.seq_pos_min(src) < lo or self.seq_pos_max(src) >= hi:
+            table = self.cells[self.stream_of(src)]
+            held = table.pos[table.has(src, self.size)]  # the smallest position may be one below 0 (R21)
+            if ((held >= 0) & ((held < lo) | (held >= hi))).any():
                 self._hazard("copy-ignores-range", src=src, dst=dst, p0=p0, p1=p1)
         a, b = self.stream_of(src), self.stream_of(dst)
         self.pending_copies.append((a, b))

@@ -44,6 +44,16 @@ def test_a_token_shared_by_different_rollbacks_is_told() -> None:
     assert sorted(map(sorted, told)) == [[0, 2], [1, 2]]
 
 
+def test_a_copy_that_ignores_its_range_is_told_after_position_minus_one() -> None:
+    """hazard copy-ignores-range: the range begins at the last cell, so everything is copied; that the smallest
+    position is -1 hides nothing."""
+    info = CACHES["kv"]
+    checked = Checked(info, next(config for config in info.configs if config.name == "streams"))
+    for op in (one(0, -1), one(0, 5), Op.seq_cp(0, 1, 7)):
+        checked.perform(op)
+    assert [event.detail["id"] for event in checked.events] == ["copy-ignores-range"]
+
+
 def test_a_state_of_nothing_leaves_rows_shared() -> None:
     """hazard empty-state-removes-nothing: sequence 1 keeps its token, in the row that sequence 0, whose window
     has passed it, shared before; a copy brings it back once, not twice."""
