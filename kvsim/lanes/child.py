@@ -52,7 +52,7 @@ def in_a_copy(act: Callable[[], T]) -> tuple[T | None, str]:
 
 def show(session: Session, n_stream: int) -> tuple[list[tuple[int, int]], list[tuple[bool, str]], bytes]:
     """Position ranges; what the slot search of the next token of each of the first ``n_stream`` sequences would
-    print, tried in a copy, and whether it would find a slot; the whole state."""
+    print, tried in a copy, and whether it would find a slot; the whole state, empty if saving it ends the copy."""
     spans = session.spans()
 
     def place_each() -> list[tuple[bool, str]]:
@@ -63,7 +63,9 @@ def show(session: Session, n_stream: int) -> tuple[list[tuple[int, int]], list[t
             found.append((answer.ret == 0, answer.log))
         return found
 
-    return spans, in_a_copy(place_each)[0] or [], session.state()
+    both, _ = in_a_copy(lambda: (session.state(), place_each()))
+    state, searches = both or (b"", in_a_copy(place_each)[0] or [])
+    return spans, searches, state
 
 
 def attempt(

@@ -219,21 +219,22 @@ class LlamaCpp:
         """
         return self.look()[0]
 
-    def look(self) -> tuple[dict[str, Any], SavedState]:
-        """As :meth:`snapshot`, and the whole state."""
+    def look(self) -> tuple[dict[str, Any], SavedState | None]:
+        """As :meth:`snapshot`, and the whole state (None if it cannot be saved)."""
         n_stream = max((cache.n_stream for cache in self.spec.caches.values()), default=1)
         spans, searches, data = self._call("show", n_stream)
-        state = parse_state(data, self.spec, layout=self.layout)
+        state = parse_state(data, self.spec, layout=self.layout) if data else None
+        sections = state.sections if state is not None else {}
         seen: dict[str, dict[int, Search]] = {}
         for found, log in searches:
             for name, search in searches_by_cache(read_searches(log), self.spec, found).items():
                 seen.setdefault(name, {})[search.stream] = search
         caches: dict[str, Any] = {}
         for name, cache in self.spec.caches.items():
-            section = state.sections.get(name)
+            section = sections.get(name)
             logs = seen.get(name, {})
             caches[name] = [_stream(logs.get(s), section, s) for s in range(cache.n_stream)]
-        recurrent = state.sections.get("recurrent")
+        recurrent = sections.get("recurrent")
         cells = None
         if isinstance(recurrent, RecurrentSection):
             cells = [[cell.pos, list(cell.owners)] for cell in recurrent.cells]

@@ -300,6 +300,8 @@ class Pair:
         except CacheUsageError:
             return  # such a state cannot be saved; that it ends llama.cpp is tried elsewhere
         shown, state = self.live.look()
+        if state is None:
+            raise self.difference("llama.cpp ends when the whole state is saved, kvsim saves it")
         theirs = _records(state)
         if ours != theirs:
             name = next(n for n in theirs if ours[n] != theirs[n])

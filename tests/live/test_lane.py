@@ -140,3 +140,16 @@ def test_a_model_that_does_not_load_is_told_in_llamacpps_words(tmp_path: Path) -
 def test_a_library_that_is_missing_is_told_before_anything_runs() -> None:
     with pytest.raises(LaneError, match="no such file"):
         LlamaCpp(model_file("llama"), UNIFIED, lib=Path("nowhere.so"))
+
+
+def test_a_look_survives_where_no_state_can_be_saved() -> None:
+    """Since b11434 a shared recurrent state with a rollback of one of its owners ends llama.cpp when saved."""
+    params = ContextParams(n_ctx=768, n_batch=64, n_ubatch=8, n_seq_max=3, n_rs_seq=2)
+    with LlamaCpp(model_file("lfm2"), params) as live:
+        for op in (Op.decode_run(0, 0, [8, 9, 7]), Op.seq_rm(0, 2, -1), Op.seq_cp(0, 1)):
+            live.apply(op)
+        picture, state = live.look()
+        if live.version == "b11549":
+            assert state is None
+        assert picture["caches"]["attn"][0]["cells"] == [[0, 0, [0]], [1, 1, [0]]]
+        assert live.apply(Op.decode_run(0, 2, [5])).ret == 0
