@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Collection
@@ -31,7 +32,8 @@ _turns: defaultdict[str, threading.BoundedSemaphore] = defaultdict(
 class Task:
     """Starts a job in a process of its own, which runs ``module`` for at most ``longest`` seconds. ``told`` grows
     while it runs; ``state`` is ``waiting``, ``running``, ``done``, ``cancelled`` or ``failed`` (then ``error``
-    says why). The ``trace`` of a job, which may be large, is not kept once it is sent."""
+    says why). The ``trace`` of a job, which may be large, is not kept once it is sent; files that the process
+    leaves behind are deleted, however it ends."""
 
     def __init__(
         self, job: dict[str, Any], module: str = "app.compare.worker", longest: float = LONGEST
@@ -81,10 +83,10 @@ class Task:
         """Wait until it is over, at most so long."""
         self._thread.join(seconds)
 
-    def _end(self, state: str) -> None:
+    def _end(self, state: str, error: str = "") -> None:
         with self._lock:
             if not self.over:
-                self.state = state
+                self.error, self.state = error, state
             if self._process is not None and self._process.poll() is None:
                 self._process.kill()
         self._tell()
@@ -94,13 +96,14 @@ class Task:
             self._news.notify_all()
 
     def _run(self) -> None:
-        with _turns[self.module]:
+        with _turns[self.module], tempfile.TemporaryDirectory("-job", ignore_cleanup_errors=True) as folder:
             with self._lock:
                 if self.over:
                     return
                 self.state = "running"
-                self._process = _start(self.module)
-            limit = threading.Timer(self.longest, self._end, ["failed"])
+                self._process = _start(self.module, folder)
+            too_long = f"it took longer than {self.longest:.0f} s"
+            limit = threading.Timer(self.longest, self._end, ["failed", too_long])
             limit.start()
             try:
                 self._listen(self._process)
@@ -113,6 +116,8 @@ class Task:
         self.say(json.dumps(self.job))
         self.job.pop("trace", None)
         for line in process.stdout:
+            if not line.endswith("\n"):
+                break  # it was ended in the middle of a message
             message = json.loads(line)
             if message["kind"] == "error":
                 self.error = message["text"]
@@ -123,19 +128,22 @@ class Task:
         status = process.wait()
         with contextlib.suppress(OSError):
             process.stdin.close()
-        with self._lock:
-            if not self.over:
-                self.state = "failed" if status or self.error else "done"
-        if self.state == "failed" and not self.error:
-            self.error = (
-                f"it took longer than {self.longest:.0f} s" if status < 0 else f"it ended with {status}"
-            )
-        self._tell()
+        if status and not self.error:
+            how = f"it was ended by signal {-status}" if status < 0 else f"it ended with {status}"
+        else:
+            how = self.error
+        self._end("failed" if how else "done", how)
 
 
-def _start(module: str) -> subprocess.Popen[str]:
+def _start(module: str, folder: str) -> subprocess.Popen[str]:
+    """Run ``module``, whose temporary files go to ``folder``."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TMPDIR": folder,
+    }
     command = [sys.executable, "-m", module]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env, cwd=ROOT)

@@ -151,6 +151,20 @@ def test_an_unusable_trace_is_told() -> None:
     assert one.error.startswith("mine.jsonl:1: ")
 
 
+def test_a_process_that_is_ended_in_the_middle_of_a_message_is_told_and_leaves_no_files() -> None:
+    one = Task({"job": "die"}, "tests.app.dying_worker")
+    one.wait(60)
+    assert (one.state, one.error) == ("failed", "it was ended by signal 9")
+    (told,) = one.told
+    assert not Path(told["path"]).exists()
+
+
+def test_a_job_that_takes_too_long_is_ended_and_says_so() -> None:
+    one = Task(job(KV, FAULT), longest=0.01)
+    one.wait(60)
+    assert (one.state, one.error) == ("failed", "it took longer than 0 s")
+
+
 def test_cells_are_told_by_what_happened_to_them() -> None:
     cell = [5, 9, [0, 2], -3, 7, 0, 0]
     path = "after.caches.kv[1].cells[5]"
@@ -251,7 +265,15 @@ def test_cancelling_offers_to_compare_again() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("scenario", "../x"), ("subject", "<b>"), ("mutant", "none"), ("seed", "-1"), ("at", "x")],
+    [
+        ("scenario", "../x"),
+        ("subject", "<b>"),
+        ("mutant", "none"),
+        ("seed", "-1"),
+        ("seed", "9" * 5000),
+        ("at", "x"),
+        ("at", "9" * 5000),
+    ],
 )
 def test_a_damaged_link_shows_the_first(field: str, value: str) -> None:
     at = start(**{field: value})
