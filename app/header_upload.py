@@ -7,6 +7,7 @@ from typing import Any
 
 import streamlit as st
 
+from app.plain import plain
 from kvsim.errors import ModelError
 from kvsim.models.gguf_header import read_model
 from kvsim.models.params import ModelParams
@@ -33,7 +34,7 @@ def header(page: str) -> ModelParams | None:
         return None
     file_name, model = found
     if isinstance(model, ModelError):
-        st.error(f"{file_name}: {model}. The model above is used meanwhile.")
+        st.error(f"{plain(f'{file_name}: {model}')}. The model above is used meanwhile.")
         return None
     st.text(f"{file_name}: {model.arch}, {model.n_layer} layers")
     return model

@@ -62,7 +62,7 @@ class Setting:
             raw, old = query.get(f.name, ""), getattr(first, f.name)
             if isinstance(old, bool) and raw in ("0", "1"):
                 found[f.name] = raw == "1"
-            elif isinstance(old, int) and not isinstance(old, bool) and raw.isascii() and raw.isdigit():
+            elif type(old) is int and raw.isascii() and raw.isdigit() and len(raw) < 12:
                 found[f.name] = min(int(raw), LIMITS[f.name])
             elif isinstance(old, str) and raw in (MODELS if f.name == "model" else TYPES):
                 found[f.name] = raw

@@ -19,6 +19,7 @@ import streamlit as st
 from app import component, recordings, style
 from app.attention.picture import Place, pack, places, selective
 from app.attention.walk import Moment, Walk
+from app.plain import plain
 from kvsim.errors import KvsimError
 from kvsim.models.network import load_network
 from kvsim.narrate.calls import call
@@ -57,7 +58,7 @@ def show() -> None:
             moment = _moment(walk, at, slot)
         except KvsimError as error:
             _file_button()
-            st.error(str(error))
+            st.error(plain(str(error)))
             return
         place = _place(moment)
         head = _head(walk, moment, place) if place else None
@@ -79,7 +80,7 @@ def show() -> None:
             "ubatch": place.ubatch + 1,
             "mode": mode,
             "heads": "mean of all heads" if head is None else f"head {head}",
-            "row": int(row) if row.isascii() and row.isdigit() else None,
+            "row": int(row) if row.isascii() and row.isdigit() and len(row) < 9 else None,
         },
         key="attention",
         height="content",
@@ -115,7 +116,7 @@ def _another() -> None:
 def _operation(name: str, sizes: dict[int, int]) -> int:
     asked, decodes = st.query_params.get("at", ""), list(sizes)
     longest = FIRST_AT if name == FIRST else max(decodes, key=lambda i: (sizes[i], i))
-    wanted = int(asked) if asked.isascii() and asked.isdigit() else longest
+    wanted = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else longest
     first = min(decodes, key=lambda i: abs(i - wanted))
     at: int = st.selectbox(
         "Operation",
@@ -148,7 +149,7 @@ def _one_of(name: str, label: str, values: list[int], told: Any) -> int:
     if len(values) == 1:
         return values[0]
     asked = st.query_params.get(name, "")
-    first = values.index(int(asked)) if asked.isascii() and asked.isdigit() and int(asked) in values else 0
+    first = [str(value) for value in values].index(asked) if asked in map(str, values) else 0
     key = f"attention-{name}"
     if st.session_state.get(key) not in (None, *values):
         del st.session_state[key]
@@ -244,7 +245,7 @@ def _file_button() -> None:
             on_change=_uploaded,
         )
         if "attention-refused" in st.session_state:
-            st.error(st.session_state["attention-refused"])
+            st.error(plain(st.session_state["attention-refused"]))
 
 
 def _uploaded() -> None:

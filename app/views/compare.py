@@ -21,6 +21,7 @@ from app import component, recordings, style
 from app.compare import result
 from app.compare.lanes import BESIDE
 from app.compare.task import Task
+from app.plain import plain
 from app.playground.files import scene_of_trace, trace_bytes
 from app.views import playground
 from kvsim.errors import KvsimError, TraceError
@@ -249,7 +250,7 @@ def _shown(case: Case, task: Task) -> None:
         data={
             "key": case.key,
             "comparison": result.comparison(task, name, source),
-            "at": int(at) if at.isascii() and at.isdigit() else None,
+            "at": int(at) if at.isascii() and at.isdigit() and len(at) < 9 else None,
         },
         key="compare",
         height="content",
@@ -282,7 +283,7 @@ def _open_in_playground(key: str, told: str, data: Callable[[], bytes]) -> None:
     try:
         scene = scene_of_trace(data(), "this trace")
     except KvsimError as error:
-        st.error(str(error))
+        st.error(plain(str(error)))
         return
     playground.open_scene(scene)
     st.switch_page(st.session_state["pages"]["playground"])
@@ -312,7 +313,9 @@ def _campaign() -> None:
         "Seed",
         0,
         2**31 - 1,
-        min(int(seed_asked), 2**31 - 1) if seed_asked.isascii() and seed_asked.isdigit() else 1,
+        min(int(seed_asked), 2**31 - 1)
+        if seed_asked.isascii() and seed_asked.isdigit() and len(seed_asked) < 12
+        else 1,
         key="compare-seed",
     )
     st.html(f'<div class="kvc-told">{html.escape(MUTANTS[mutant].what)}</div>')
@@ -348,7 +351,7 @@ def _hunted(task: Task) -> None:
     st.html(_facts(task))
     shortest = task.of_kind("shortest")
     if task.state == "failed":
-        st.error(task.error)
+        st.error(plain(task.error))
     if not shortest:
         return
     listed = "".join(f"<li>{html.escape(op)}</li>" for op in shortest[0]["ops"])

@@ -15,6 +15,7 @@ from app.memory_page import drawing
 from app.memory_page.costs import Cost, alternatives, cost, explanation, in_words, kind_of, summary
 from app.memory_page.occupancy import History, history
 from app.memory_page.setting import LIMITS, MODELS, TYPES, Setting, model_of
+from app.plain import plain
 from kvsim.models.context_params import ROLLBACK_ARCHS
 from kvsim.models.params import ModelParams, SwaType
 
@@ -109,7 +110,7 @@ def _remember(setting: Setting) -> None:
 def _costs(model: ModelParams, setting: Setting) -> None:
     own = cost(model, setting)
     if own.refusal:
-        st.error(f"llama.cpp refuses this: {own.refusal}")
+        st.error(f"llama.cpp refuses this: {plain(own.refusal)}")
         return
     others = list(alternatives(model, setting))
     words = f"{own.total:,} bytes: {summary(model)}"

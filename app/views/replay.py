@@ -117,7 +117,7 @@ def _remember(opened: Opened) -> None:
 
 def _at(opened: Opened) -> int:
     raw = st.query_params.get("at", "0")
-    return min(int(raw), opened.n_steps - 1) if raw.isascii() and raw.isdigit() else 0
+    return min(int(raw), opened.n_steps - 1) if raw.isascii() and raw.isdigit() and len(raw) < 9 else 0
 
 
 def _key(opened: Opened) -> str:

@@ -17,6 +17,7 @@ import streamlit as st
 
 from app import component, style
 from app.compare.task import Task
+from app.plain import plain
 from app.views import workload_form, workload_plan
 from app.views import workload_state as session
 from app.views.workload_state import EVERY, NAMES, PLAN, SERVE, SIDE_BY_SIDE
@@ -88,7 +89,7 @@ def _served() -> None:
         _waiting(tasks, NAMES)
     for name, task in zip(NAMES, tasks, strict=False):
         if task.state in ("failed", "cancelled"):
-            st.error(f"{name}: {task.error or 'cancelled; what was served until then stays.'}")
+            st.error(f"{name}: {plain(task.error) or 'cancelled; what was served until then stays.'}")
             st.button("Try again", key=f"wl-again-{name}", on_click=session.again, args=(task,))
     told = [
         (name, setup, task.of_kind("account")[-1], task.of_kind("begin")[-1])
@@ -265,7 +266,7 @@ def _played(asked: Source, setup: Setup) -> None:
         _waiting([task], ["Interval"])
         return
     if task.state != "done":
-        st.error(task.error or "Cancelled.")
+        st.error(plain(task.error) or "Cancelled.")
         st.button("Try again", key="wl-record-again", on_click=session.again, args=(task,))
         return
     trace = task.of_kind("trace")[0]

@@ -9,6 +9,7 @@ import streamlit as st
 
 from app import fields, header_upload
 from app.compare.task import Task
+from app.plain import plain
 from app.views.workload_state import EVERY, job, keep_upload, task_of, values_of
 from app.workload_page.configuration import FIRST, MODELS, MOST, TYPES, HeaderSetup
 from app.workload_page.source import LEAST, MADE_UP, TITLES, UPLOAD, Source
@@ -82,7 +83,7 @@ def _upload() -> None:
     if found:
         st.html(f'<div class="kvw-state">{found[0]["n"]:,} requests over {found[0]["seconds"]:,.0f} s</div>')
     elif task.state == "failed":
-        st.error(f"This file cannot be used: {task.error}")
+        st.error(f"This file cannot be used: {plain(task.error)}")
 
 
 def _uploaded() -> None:
@@ -127,7 +128,7 @@ def setup() -> tuple[Setup, str]:
         new.cost()
         new.memory_bytes()
     except KvsimError as error:
-        st.error(f"llama.cpp or the server refuses this: {error}")
+        st.error(f"llama.cpp or the server refuses this: {plain(str(error))}")
         return new, str(error)
     return new, ""
 

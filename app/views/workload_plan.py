@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from app.compare.task import Task
+from app.plain import plain
 from app.views import workload_form
 from app.views import workload_state as session
 from app.workload_page import drawing
@@ -148,7 +149,7 @@ def _result(task: Task) -> None:
         _trying(task)
         return
     if task.state == "failed":
-        st.error(task.error)
+        st.error(plain(task.error))
         st.button("Try again", key="wl-plan-again", on_click=session.again, args=(task,))
     tried, plan = task.of_kind("tried"), task.of_kind("plan")
     if not tried:

@@ -19,7 +19,7 @@ def figure(panels: list[Panel], title: str, kind: str) -> bytes:
 
     heights = [TALL if panel["kind"] == "area" else LOW for panel in panels]
     made = Figure(figsize=(WIDTH, sum(heights) + 0.45 * len(panels) + 0.8), layout="constrained")
-    made.suptitle(title, x=0.01, ha="left", fontsize=10, color=_colour("ink"))
+    made.suptitle(title, x=0.01, ha="left", fontsize=10, color=_colour("ink"), parse_math=False)
     axes = made.subplots(len(panels), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     for panel, axis in zip(panels, axes, strict=True):
         {"area": _area, "bars": _bars, "lines": _lines}[panel["kind"]](axis, panel)

@@ -210,7 +210,16 @@ def test_a_link_restores_what_was_looked_at() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [{"scenario": "../x"}, {"at": "-1"}, {"at": "99999999"}, {"layer": "77"}, {"mode": "<b>"}, {"row": "x"}],
+    [
+        {"scenario": "../x"},
+        {"at": "-1"},
+        {"at": "99999999"},
+        {"at": "9" * 5000},
+        {"layer": "77"},
+        {"mode": "<b>"},
+        {"row": "x"},
+        {"row": "9" * 5000},
+    ],
 )
 def test_a_damaged_link_shows_the_nearest(query: dict[str, str]) -> None:
     at = start(**query)

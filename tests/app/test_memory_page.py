@@ -97,6 +97,7 @@ def test_a_link_restores_the_configuration() -> None:
         {"n_ctx": "-5"},
         {"n_ctx": "x"},
         {"n_ctx": "9" * 30},
+        {"n_ctx": "9" * 5000},
         {"model": "<b>"},
         {"type_k": "q9"},
         {"n_ctx": "٣"},

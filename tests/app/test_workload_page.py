@@ -15,6 +15,7 @@ from app.compare.task import Task
 from app.workload_page import drawing, figure, series, worker
 from app.workload_page.configuration import FIRST, in_words, setup_of_text, text_of_setup
 from app.workload_page.source import FOLDER, MADE_UP, UPLOAD, Source, requests_of
+from kvsim.errors import ModelError
 from kvsim.models.gguf_header import read_model
 from kvsim.models.tiny import write_tiny
 from kvsim.trace import read_trace
@@ -217,7 +218,7 @@ def test_a_file_that_cannot_be_used_is_told_with_its_line(data: bytes, error: st
 def test_plots_are_saved_as_pictures(served: Task) -> None:
     run = series.Run("A", served.of_kind("account")[0], served.of_kind("begin")[0]["sizes"])
     assert figure.figure(series.panels(run), "a title", "png").startswith(b"\x89PNG")
-    drawn = figure.figure(series.beside([run, run]), "a title", "svg")
+    drawn = figure.figure(series.beside([run, run]), r"a title, no $\frac$ formula", "svg")
     assert b"<svg" in drawn
 
 
@@ -323,6 +324,14 @@ def test_a_refused_configuration_is_told_beside_the_fields() -> None:
     at = start(set="arch:deepseek-v3,n_ctx:4096,type_k:q8_0")
     assert "stores one row for both" in at.error[0].value
     assert at.button(key="wl-serve").disabled
+
+
+def test_the_name_of_a_file_is_no_markup() -> None:
+    at = start()
+    at.session_state["workload-gguf"] = ("![x](a.png).gguf", ModelError("no **GGUF**"))
+    at.run()
+    said = r"!\[x\](a.png).gguf: no \*\*GGUF\*\*. The model above is used meanwhile."
+    assert said in [error.value for error in at.error]
 
 
 def test_the_paged_policy_has_no_cells_to_play() -> None:
