@@ -64,7 +64,9 @@ def show(session: Session, n_stream: int) -> tuple[list[tuple[int, int]], list[t
         return found
 
     both, _ = in_a_copy(lambda: (session.state(), place_each()))
-    state, searches = both or (b"", in_a_copy(place_each)[0] or [])
+    if both is None:  # one of the two ends a copy: each in its own
+        both = in_a_copy(session.state)[0] or b"", in_a_copy(place_each)[0] or []
+    state, searches = both
     return spans, searches, state
 
 

@@ -22,6 +22,7 @@ rows S     whether the saved state of sequence S is that after the control opera
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,30 +64,26 @@ class Finding:
 
 def shown(finding: Finding, model: Path, lib: Path | None = None) -> tuple[Any, ...]:
     """What llama.cpp shows; :data:`ENDS` for each look if the operations end it."""
-    try:
-        ours = _Shown(finding.ops, model, finding.params, lib)
-        control = _Shown(finding.control, model, finding.params, lib) if finding.control else None
-    except EndedError:
-        return (ENDS,) * len(finding.looks)
-    try:
+    with ExitStack() as opened:
+
+        def after(ops: Sequence[Op]) -> _Shown:
+            return _Shown(opened.enter_context(LlamaCpp(model, finding.params, lib)), ops)
+
+        try:
+            ours = after(finding.ops)
+            control = after(finding.control) if finding.control else None
+        except EndedError:
+            return (ENDS,) * len(finding.looks)
         return tuple(ours.look(what, control) for what in finding.looks)
-    finally:
-        ours.live.close()
-        if control is not None:
-            control.live.close()
 
 
 class _Shown:
     """llama.cpp after some operations."""
 
-    def __init__(self, ops: Sequence[Op], model: Path, params: ContextParams, lib: Path | None) -> None:
-        self.live = LlamaCpp(model, params, lib)
-        try:
-            for op in ops:
-                self.answer = self.live.apply(op, logits=True)
-        except EndedError:
-            self.live.close()
-            raise
+    def __init__(self, live: LlamaCpp, ops: Sequence[Op]) -> None:
+        self.live = live
+        for op in ops:
+            self.answer = live.apply(op, logits=True)
 
     def look(self, what: str, control: _Shown | None) -> Any:
         name, *args = what.split()

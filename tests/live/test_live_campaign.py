@@ -197,3 +197,16 @@ def test_every_operation_on_a_sequence_that_does_not_exist(name: str, config: st
                 assert pair.alone(op)
     finally:
         pair.close()
+
+
+def test_a_state_is_looked_at_where_the_next_decode_would_end() -> None:
+    """A pending shift that cannot run ends every decode: the search shows nothing, the state does."""
+    pair = Pair(model_file("lfm2-windowed"), CONFIGURATIONS["unified"])
+    try:
+        pair.perform(Op.decode_run(2, 22, [19]))
+        pair.perform(Op.seq_add(2, -1, -1, -3), look=True)
+        assert pair.report.kinds["looks"] == 1
+        picture, state = pair.live.look()
+        assert (picture["caches"]["base"], state is None) == ([None], False)
+    finally:
+        pair.close()
