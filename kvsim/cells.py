@@ -166,6 +166,11 @@ class CellTable:
         """The sequences that see cell ``i``, ascending."""
         return ids_of_words(self.seq[:, i].tolist())
 
+    def occupied(self) -> IntArray:
+        """The cells that count as used, ascending: those with a position, and the half-alive ones (R21)."""
+        cells = where(self.pos[: self.used_max_p1] != -1)
+        return np.array(sorted({*cells.tolist(), *self._phantom}), np.int32) if self._phantom else cells
+
     @property
     def half_alive(self) -> frozenset[int]:
         """Cells at position -1 that yet count as used (R21)."""
@@ -573,10 +578,7 @@ class CellTable:
 
         Take them as read-only: of a large table, pictures share the cells that did not change between them.
         """
-        cells = np.flatnonzero(self.pos[: self.used_max_p1] != -1)
-        if self._phantom:
-            cells = np.array(sorted({*cells.tolist(), *self._phantom}), np.intp)
-        return self._rows.of(cells, (self.pos, self.shift, self.tok, self.x, self.y, *self.seq))
+        return self._rows.of(self.occupied(), (self.pos, self.shift, self.tok, self.x, self.y, *self.seq))
 
 
 def _rows_by_sequence(seq_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int] | None]]:

@@ -33,7 +33,7 @@ class Event:
 
 KINDS = {
     "slot": "a slot was looked for: found, or not",
-    "write": "cells were written by a ubatch",
+    "write": "cells were written, by a ubatch or a restore",
     "free": "cells were freed",
     "share": "cells got one more owner",
     "shift": "positions moved, the keys still carry the old rotation",

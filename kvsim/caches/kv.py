@@ -281,7 +281,7 @@ class KVCache(AttentionLeaf):
         """Empty all tables and heads. Queued stream copies stay queued (surprise 6)."""
         for stream, cells in enumerate(self.cells):
             if self.observer is not None:
-                self._tell_freed(stream, where(cells.pos != -1), reason="clear")
+                self._tell_freed(stream, cells.occupied(), reason="clear")
             cells.reset()
             self._move_head(stream, 0)
         if self.pending_copies:
@@ -338,7 +338,7 @@ class KVCache(AttentionLeaf):
         self.pending_copies.append((a, b))
         source, target = self.cells[a], self.cells[b]
         if self.observer is not None:
-            self._tell_freed(b, where(target.pos != -1), reason="seq_cp", seq=dst)
+            self._tell_freed(b, target.occupied(), reason="seq_cp", seq=dst)
         target.reset()
         held = where(source.has(src))
         # a shifted cell is rebuilt from its old position, and one that was divided below 0 falls (R14)

@@ -256,6 +256,7 @@ def _read_all_cells(
         cells = np.arange(len(pos), dtype=np.int32)
         cache.cells[stream].place(cells, np.array(pos, np.int32), owners)
         cache.cells[stream].set_ext(cells, *np.array(ext, np.int32).reshape(-1, 3).T)
+        cache._emit("write", stream, cells, pos=np.array(pos, np.int32), seqs=owners)
     cache.heads[stream] = 0
     return SlotInfo((stream,), (cells,))
 

@@ -21,9 +21,12 @@ from small_memories import (
     window_cache,
 )  # fmt: skip
 
+from kvsim.batch import Batch
 from kvsim.caches.kv import KVCache
 from kvsim.context import Context, Fault
 from kvsim.events import KINDS, Event, Recorder
+from kvsim.models.context_params import ContextParams
+from kvsim.models.known import known_model
 
 Told = list[tuple[str, int, list[int], dict[str, Any]]]
 
@@ -301,3 +304,30 @@ def test_detaching_reaches_every_leaf() -> None:
     ctx.observe(None)
     feed(ctx, 0, 2)
     assert told.events == []
+
+
+def test_a_whole_restore_tells_what_it_frees_and_writes() -> None:
+    """States Rd2, Rd3: everything goes, then cells are filled from 0 on."""
+    context = Context(known_model("llama3-8b"), ContextParams(n_ctx=256, n_seq_max=2, kv_unified=True))
+    context.decode(Batch.tokens_of(0, range(4)))
+    context.memory.seq_rm(0, 1, 2)
+    saved = context.state_get()
+    context.decode(Batch.tokens_of(1, range(2)))
+    told = Recorder()
+    context.observe(told)
+    assert context.state_set(saved)
+    cells = [(e.kind, e.cells.tolist()) for e in told.events if e.kind in ("free", "write")]
+    assert cells == [("free", [0, 1, 2, 3, 4]), ("write", [0, 1, 2])]
+    [write] = [e.detail for e in told.events if e.kind == "write"]
+    assert write["pos"].tolist() == [0, 2, 3]
+    assert write["seqs"] == [[0], [0], [0]]
+
+
+def test_clearing_tells_half_alive_cells_too() -> None:
+    """Cells R21: a cell at position -1 counts as used, so it is freed."""
+    context = Context(known_model("llama3-8b"), ContextParams(n_ctx=256, n_seq_max=1))
+    assert context.decode(Batch([1, 2, 3], pos=[-1, 0, 1], seq_ids=[[0], [0], [0]])) == 0
+    told = Recorder()
+    context.observe(told)
+    context.memory.clear(False)
+    assert [e.cells.tolist() for e in told.events if e.kind == "free"] == [[0, 1, 2]]
