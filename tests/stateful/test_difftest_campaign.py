@@ -204,7 +204,10 @@ def test_weights_are_checked_and_used() -> None:
     [
         ({"memory": "nothing"}, r"unknown memory 'nothing': give all, or one of kv"),
         ({"profile": "gentle"}, r"unknown profile 'gentle': give one of usual, nasty"),
-        ({"subject": "nobody"}, r"unknown subject 'nobody': give reference, engine, llamacpp, or module:Class"),
+        (
+            {"subject": "nobody"},
+            r"unknown subject 'nobody': give reference, engine, llamacpp, or module:Class",
+        ),
         ({"subject": "no.such:Thing"}, r"the subject no.such:Thing cannot be made"),
         ({"subject": "pathlib:Path"}, r"pathlib:Path is no Subject: derive it from kvsim.testing.Subject"),
         (
