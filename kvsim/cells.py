@@ -14,7 +14,7 @@ What each sequence's smallest and largest position are is kept by :mod:`kvsim.se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,42 +24,13 @@ from numpy.typing import NDArray
 from kvsim.cell_rows import CellRows
 from kvsim.errors import CacheUsageError, IntegrityError
 from kvsim.memory import MAX_SEQ, POS_INF, BoolArray, IntArray
+from kvsim.owner_words import Words, bit_of, ids_of_words, only_owner_p1, owned_alone
 from kvsim.seq_ranges import PositionIndex, SeqRanges
 
-WORD_BITS = 64
 FEW = 512
 """Cells of which looking at each costs less than being clever."""
-Words = NDArray[np.uint64]
 Index = NDArray[np.intp] | slice
 Change = Callable[[PositionIndex, int, IntArray, IntArray], None]
-
-
-def seq_words(ids: Iterable[int], n_words: int) -> list[int]:
-    """The ids as ``n_words`` 64-bit words, least significant bit first."""
-    words = [0] * n_words
-    for s in ids:
-        words[s // WORD_BITS] |= 1 << (s % WORD_BITS)
-    return words
-
-
-def ids_of_words(words: Iterable[int]) -> list[int]:
-    """The sequence ids whose bit is set, ascending."""
-    ids = []
-    for w, word in enumerate(words):
-        while word:
-            lowest = word & -word
-            ids.append(w * WORD_BITS + lowest.bit_length() - 1)
-            word ^= lowest
-    return ids
-
-
-_BITS = tuple(np.uint64(1 << bit) for bit in range(WORD_BITS))
-
-
-def bit_of(s: int) -> tuple[int, np.uint64]:
-    """Where the owner bit of ``s`` is: the word, and the bit in it."""
-    word, bit = divmod(s, WORD_BITS)
-    return word, _BITS[bit]
 
 
 def where(mask: BoolArray) -> IntArray:
@@ -191,15 +162,7 @@ class CellTable:
 
     def single_owner(self, s: int, lo: int, hi: int) -> BoolArray:
         """Which cells of [lo, hi) carry ``s`` and nobody else."""
-        words = self.seq[:, lo:hi]
-        word, bit = bit_of(s)
-        if word >= len(words):
-            return np.zeros(hi - lo, np.bool_)
-        alone: BoolArray = words[word] == bit
-        for other in range(len(words)):
-            if other != word:
-                alone &= words[other] == 0
-        return alone
+        return owned_alone(self.seq[:, lo:hi], s)
 
     def passed(self, lo: int, hi: int, starts: Mapping[int, int]) -> BoolArray:
         """Which cells of [lo, hi) have one owner alone, and lie before the position that ``starts`` gives
@@ -211,20 +174,8 @@ class CellTable:
             start_of = np.full(MAX_SEQ + 1, -POS_INF, np.int32)  # by owner + 1
             for s, start in starts.items():
                 start_of[s + 1] = start
-            out[low] = pos[low] < start_of[self._only_owner_p1(low + lo)]
+            out[low] = pos[low] < start_of[only_owner_p1(self.seq[:, low + lo])]
         return out
-
-    def _only_owner_p1(self, cells: NDArray[np.intp]) -> NDArray[np.intp]:
-        """1 + the owner of each cell that has one alone, 0 for the others."""
-        words = self.seq[:, cells]
-        word, base = words[0], np.intp(0)
-        if len(words) > 1:
-            which = (words != 0).argmax(axis=0)
-            word, base = words[which, np.arange(len(cells))], which * WORD_BITS
-            word[np.count_nonzero(words, axis=0) != 1] = 0
-        owner: NDArray[np.intp] = np.frexp(word.astype(np.float64))[1] + base  # log2, and 1
-        owner[(word & (word - np.uint64(1)) != 0) | (word == 0)] = 0
-        return owner
 
     def seq_pos_min(self, s: int) -> int:
         """Smallest position of ``s``, -1 if none."""
@@ -479,7 +430,7 @@ class CellTable:
 
     def _grow(self, s: int) -> None:
         """Make room for the owner bit of ``s``: one word until an id of 64 or more appears, then four."""
-        if s >= WORD_BITS * len(self.seq):
+        if bit_of(s)[0] >= len(self.seq):
             wider = np.zeros((4, self.size), np.uint64)
             wider[: len(self.seq)] = self.seq
             self.seq = wider

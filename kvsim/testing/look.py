@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.caches.kv import KVCache
-from kvsim.cells import CellTable, ids_of_words
+from kvsim.cells import CellTable
 from kvsim.errors import IntegrityError
 from kvsim.ledger import Entry
+from kvsim.owner_words import ids_of_words
 
 Held = dict[int, list[Entry]]
 """What cells hold for every sequence, as the ledger would write it."""

@@ -29,10 +29,11 @@ from kvsim import window
 from kvsim.batch import Ubatch
 from kvsim.caches.kv import KVCache
 from kvsim.caches.slot_search import FIRST_WINDOW, SlotSearch
-from kvsim.cells import CellTable, bit_of
+from kvsim.cells import CellTable
 from kvsim.errors import IntegrityError
 from kvsim.memory import IntArray, SlotInfo
 from kvsim.models.params import SwaType
+from kvsim.owner_words import bit_of
 
 LONG_RUN = 32
 """Tokens of one sequence from which they are placed on their own, which is faster."""

@@ -10,10 +10,11 @@ import pytest
 
 from kvsim.batch import Batch
 from kvsim.cell_rows import WORTH, CellRows
-from kvsim.cells import CellTable, ids_of_words
+from kvsim.cells import CellTable
 from kvsim.context import Context
 from kvsim.models.context_params import ContextParams
 from kvsim.models.tiny import tiny_model
+from kvsim.owner_words import ids_of_words
 
 
 def fresh(table: CellTable) -> list[list]:

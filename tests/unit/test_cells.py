@@ -10,9 +10,10 @@ from cell_oracle import NaiveCells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.cells import CellTable, ids_of_words, index_of, seq_words, where
+from kvsim.cells import CellTable, index_of, where
 from kvsim.errors import IntegrityError
 from kvsim.memory import POS_INF
+from kvsim.owner_words import ids_of_words, seq_words
 from kvsim.seq_ranges import PositionIndex, SeqRanges
 
 EVERY = (0, POS_INF)
