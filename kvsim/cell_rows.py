@@ -32,7 +32,7 @@ class CellRows:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)(self._ids_of)
 
-    def of(self, cells: NDArray[np.intp], columns: Sequence[Column]) -> list[Row]:
+    def of(self, cells: NDArray[np.signedinteger[Any]], columns: Sequence[Column]) -> list[Row]:
         """The rows of ``cells``, each ``[index, pos, [ids], shift, tok, x, y]``.
 
         ``columns`` are those of the whole table: position, shift, token, x, y, and the words of the owners.
@@ -57,7 +57,7 @@ class CellRows:
         self._before = [column.copy() for column in now]
         return [row for row in self._rows if row is not None]
 
-    def _new(self, cells: NDArray[np.intp], columns: Sequence[Column]) -> list[Row]:
+    def _new(self, cells: NDArray[np.signedinteger[Any]], columns: Sequence[Column]) -> list[Row]:
         pos, shift, tok, x, y = (column[cells].tolist() for column in columns[:5])
         known: dict[tuple[int, ...], list[int]] = {}
         owners = []
