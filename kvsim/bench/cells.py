@@ -87,6 +87,7 @@ def cells_table(n_cells: int = N_CELLS, lib: Path | None = None, repeats: int = 
 
 
 def params_for(n_cells: int) -> ContextParams:
+    """Four sequences in one buffer of so many cells."""
     return ContextParams(
         n_ctx=n_cells, n_batch=2048, n_ubatch=512, n_seq_max=4, kv_unified=True, flash_attn=True
     )
@@ -158,6 +159,7 @@ def placement_rows(params: ContextParams, n_cells: int, repeats: int) -> Iterato
 
 
 def placing(context: Context, pos: int, repeats: int) -> float:
+    """Seconds to find a cell for a token at ``pos`` and place it there."""
     cache = context.memory
     assert isinstance(cache, KVCache)
     ubatch = Ubatch.restored(0, np.array([[pos]], np.int32))

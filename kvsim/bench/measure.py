@@ -78,6 +78,7 @@ class Row:
 
 
 def seconds_of(step: Step) -> float:
+    """The seconds that a step takes."""
     begun = time.perf_counter()
     step()
     return time.perf_counter() - begun

@@ -145,6 +145,7 @@ def torch_if_installed() -> Any:
 
 
 def attention_row(n_cells: int, repeats: int, n_token: int = 16, n_head: int = 8) -> Row:
+    """Attention of a few tokens over all cells, beside torch's where it is installed."""
     rng = np.random.default_rng(0)
     q = rng.normal(size=(n_token, n_head, HEAD)).astype(np.float32)
     k, v = rng.normal(size=(2, n_cells, N_HEAD, HEAD)).astype(np.float32)

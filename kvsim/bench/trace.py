@@ -56,6 +56,7 @@ def opening_rows(path: Path, which: str) -> Iterator[Row]:
 
 
 def processor_seconds(step: Step) -> float:
+    """The processor time that a step takes."""
     begun = time.process_time()
     step()
     return time.process_time() - begun

@@ -99,4 +99,5 @@ def decode(pos: int) -> list[Op]:
 
 
 def shift_and_decode(step: int, pos: int) -> list[Op]:
+    """Moves all positions by ``step``, then decodes a token, before which keys are turned."""
     return [Op.seq_add(0, 0, -1, step), *decode(pos)]

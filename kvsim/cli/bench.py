@@ -23,6 +23,8 @@ WIDTH = 170
 
 
 class Part(Enum):
+    """What is measured."""
+
     CELLS = "cells"
     TENSORS = "tensors"
     ENGINE = "engine"

@@ -199,6 +199,7 @@ def told(line: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command; 1 if there was a difference."""
     memories = sorted({memory_of(model) for model in TINY})
     parser = argparse.ArgumentParser(prog="python -m kvsim.lanes.campaign", description=__doc__)
     parser.add_argument("--memory", default="all", choices=["all", *memories])

@@ -35,6 +35,7 @@ def batch_of(runs: Sequence[Run]) -> Batch:
 
 
 def first_of(run: Run, n: int) -> Run:
+    """Its first ``n`` tokens."""
     return Run(run.seq, run.start, run.tokens[:n])
 
 
