@@ -67,7 +67,11 @@ def served(script: Path = APP) -> Iterator[Served]:
         yield Served(url, process.pid)
     finally:
         process.terminate()
-        process.wait(10)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _free_port() -> int:

@@ -50,10 +50,10 @@ def test_uploads_of_one_name_stay_apart(server: Served, monkeypatch: pytest.Monk
 
 def test_an_answer_that_is_not_theirs_is_noticed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for a total that no configuration has ends with what the page says instead."""
-    monkeypatch.setattr("app.load.session.PATIENCE", 3.0)
 
     async def ask() -> None:
         async with Session(server.url) as session:
+            monkeypatch.setattr("app.load.session.PATIENCE", 3.0)
             await session.open("page=memory&n_ctx=4096", lambda page: "1 bytes: " in page.text.split())
 
     with pytest.raises(NoAnswerError, match="no answer within 3 s; the page says: "):

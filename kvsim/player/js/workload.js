@@ -37,7 +37,7 @@ class Plots {
     this.canvas.addEventListener("pointerdown", (event) => this._down(event));
     this.canvas.addEventListener("pointermove", (event) => this._move(event));
     this.canvas.addEventListener("pointerup", () => this._up());
-    this.canvas.addEventListener("pointercancel", () => { this.drag = null; this.draw(); });
+    this.canvas.addEventListener("pointercancel", () => { this.drag = null; this.brush = this.data.brush; this.draw(); });
     this.canvas.addEventListener("pointerleave", () => { if (!this.drag) { this.cursor = null; this.draw(); } });
     this.root.addEventListener("keydown", (event) => this._key(event));
   }
