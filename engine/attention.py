@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -39,6 +41,15 @@ def attend(
     out = read_cells(heads, k.transpose(1, 2), v.transpose(1, 2), seen, scale=scale, **extra)
     out = out.transpose(1, 2).flatten(0, 1).to(q.dtype)
     return hadamard(out, spec.n_rot_v) if layer.v is not None and spec.n_rot_v else out
+
+
+def attend_numbers(
+    view: KVView, il: int, q: NDArray[np.float32], *, scale: float, n_latent: int = 0
+) -> NDArray[np.float32]:
+    """As :func:`attend` under the view's own mask, for queries that are not on the device; nor is the result."""
+    queries = torch.from_numpy(q).to(view.cache.device)
+    read = attend(view, il, queries, view.mask(), scale=scale, n_latent=n_latent)
+    return np.asarray(read.cpu().numpy(), np.float32)
 
 
 def attend_selected(

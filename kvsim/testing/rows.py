@@ -41,14 +41,10 @@ def attend(view: AttentionView, layer: LayerSpec, q: F32, n_latent: int) -> F32:
 
 def engine_attend(view: Any, layer: LayerSpec, q: F32, n_latent: int) -> F32:
     """Attention as the engine computes it."""
-    import torch  # type: ignore[import-not-found,unused-ignore]
+    from engine.attention import attend_numbers  # type: ignore[import-not-found,unused-ignore]
 
-    from engine.attention import attend as attend_on_device  # type: ignore[import-not-found,unused-ignore]
-
-    queries = torch.from_numpy(q).to(view.cache.device)
-    scale = layer.n_embd_head_k**-0.5
-    read = attend_on_device(view, layer.il, queries, view.mask(), scale=scale, n_latent=n_latent)
-    return np.asarray(read.cpu().numpy(), np.float32)
+    read: F32 = attend_numbers(view, layer.il, q, scale=layer.n_embd_head_k**-0.5, n_latent=n_latent)
+    return read
 
 
 class RowNetwork:

@@ -33,5 +33,17 @@ def test_nothing_above_is_imported(module: Path) -> None:
     assert not imported(module) & ABOVE[module.parent.name]
 
 
+@pytest.mark.parametrize("module", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_neither_torch_nor_streamlit_is_imported(module: Path) -> None:
+    """Not even inside a function: what needs them is above."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    assert not {name.split(".")[0] for name in names} & {"torch", "streamlit"}
+
+
 def test_an_import_from_above_would_be_seen() -> None:
     assert {"tensors", "batch"} <= imported(PACKAGE / "caches" / "pool_inputs.py")
