@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import zlib
-from collections.abc import Iterator
 
 from app.recordings import Opening
 from kvsim.errors import TraceError
-from kvsim.logs import Imported, LoggedContext, import_log
+from kvsim.logs import Imported, LoggedContext, import_log, log_text
 
 SUFFIXES = (".log", ".txt", ".log.gz", ".txt.gz")
 MAX_TEXT = 64 << 20
@@ -26,26 +23,9 @@ def is_log(name: str, data: bytes) -> bool:
 def read_log(data: bytes, name: str) -> Imported:
     """The contexts and messages of a log, plain or gzip. Raises TraceError if it cannot be read or is too long."""
     try:
-        return import_log(_lines(data))
+        return import_log(log_text(io.BytesIO(data), MAX_TEXT))
     except TraceError as error:
         raise TraceError(error.reason, name) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"the gzip stream is damaged: {error}", name) from None
-
-
-def _lines(data: bytes) -> Iterator[str]:
-    raw = io.BytesIO(data)
-    file = gzip.GzipFile(fileobj=raw) if data[:2] == b"\x1f\x8b" else raw
-    length = 0
-    while line := file.readline(MAX_TEXT + 1):
-        length += len(line)
-        if length > MAX_TEXT:
-            raise TraceError(
-                f"the log is longer than {MAX_TEXT >> 20} MiB: cut out the part that you ask about"
-            )
-        if b"\0" in line:
-            raise TraceError("this is no text: it has bytes that are 0")
-        yield line.decode("utf-8", "replace")
 
 
 class LogOpening(Opening):

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.cli.explain import print_explanation
-from kvsim.cli.terminal import fail, stdout
+from kvsim.cli.terminal import fail, keep_input, stdout
 from kvsim.errors import TraceError
 from kvsim.explain import Explanation
-from kvsim.logs import Imported, LoggedContext, import_log
+from kvsim.logs import Imported, LoggedContext, import_log, log_text
 from kvsim.trace import TraceWriter
 
 STDIN = Path("-")
@@ -36,26 +36,33 @@ def import_log_command(
     and names of services may stand in between. kvsim show, render and app open the trace.
     """
     target = output or Path("log.jsonl.gz" if log == STDIN else f"{log.stem}.jsonl.gz")
+    keep_input(log, target)
     try:
         imported = _read(log)
         for entry, text in _by_explanation(imported).items():
             stdout().print(Text(text))
             print_explanation(stdout(), entry)
         chosen = _choose(imported, context)
-        with TraceWriter(target, chosen.header(log.name)) as writer:
+        header = chosen.header(log.name)
+    except TraceError as error:
+        fail(f"{log}: {error}")
+    except OSError as error:
+        fail(f"{log}: {error.strerror}")
+    try:
+        with TraceWriter(target, header) as writer:
             for step in chosen.steps():
                 writer.write(step)
-    except (TraceError, OSError) as error:
-        fail(f"{log}: {error}")
+    except OSError as error:
+        fail(f"{target}: {error.strerror}")
     _print_contexts(stdout(), imported, chosen)
     stdout().print(Text(f"{target}: {len(chosen.seen) + 1:,} steps; kvsim show {target} --at N"))
 
 
 def _read(log: Path) -> Imported:
     if log == STDIN:
-        return import_log(typer.get_text_stream("stdin"))
-    with open(log, encoding="utf-8", errors="replace") as lines:
-        return import_log(lines)
+        return import_log(log_text(typer.get_binary_stream("stdin")))
+    with open(log, "rb") as file:
+        return import_log(log_text(file))
 
 
 def _by_explanation(imported: Imported) -> dict[Explanation, str]:

@@ -45,6 +45,12 @@ def fail(message: object) -> NoReturn:
     raise typer.Exit(UNUSABLE)
 
 
+def keep_input(source: Path, target: Path) -> None:
+    """Fail if what is to be written is the file that is read."""
+    if os.path.exists(target) and os.path.exists(source) and os.path.samefile(target, source):
+        fail(f"{target} is the file that is read: name another for what is written")
+
+
 def progress(total: int) -> Progress:
     """A bar on stderr, if that is a terminal and ``total`` bytes are many; use it in a ``with`` statement."""
     console = stderr()

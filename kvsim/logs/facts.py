@@ -21,7 +21,9 @@ _MAKING = re.compile(r"\bllama_context: constructing llama_context")
 _SETTING = re.compile(r"\bllama_context: (\w+) += (\S+)")
 _MODEL = re.compile(r"\bprint_info: (arch|n_layer|n_swa) +?= (\S+)")
 _KV_SIZE = re.compile(
-    r"\bllama_kv_cache(?:::\w+)?: size = .*\( *(\d+) cells, *(\d+) layers, *(\d+)/(\d+) seqs\)"
+    r"\bllama_kv_cache(?:::\w+)?: size = *[\d.]+ \w+ *\( *(\d{1,18}) cells, *\d+ layers, "
+    r"*(\d{1,18})/(\d{1,18}) seqs\)",
+    re.ASCII,
 )
 _STATES = re.compile(r"\bllama_memory_recurrent(?:::\w+)?: size = ")
 _PARTS = re.compile(
@@ -55,21 +57,28 @@ class Facts:
 
     def number(self, name: str) -> int | None:
         """A setting that is a number."""
-        text = self.settings.get(name, "")
-        return int(text) if text.isdigit() else None
+        return _number(self.settings.get(name, ""))
+
+    @property
+    def n_swa(self) -> int:
+        """The window of the model; 0 if it has none."""
+        return _number(self.model.get("n_swa", "")) or 0
 
     def has_cache(self, size: int, stream: int, n_swa: int) -> bool:
         """Whether one of its caches can have printed this; yes, if the log does not tell."""
         if not self.caches or self.memory is None or self.memory == "recurrent":
             return not self.caches
         names = VISIBLE[SHOWN_AS.get(self.memory, self.memory)]
-        window = int(self.model.get("n_swa", 0))
         for name, (cells, streams, _) in zip(names, self.caches, strict=False):
             # a single cache has the model's window, if any
-            windowed = name == "swa" or (len(names) == 1 and window > 0)
+            windowed = name == "swa" or (len(names) == 1 and self.n_swa > 0)
             if (cells, windowed) == (size, n_swa > 0) and stream < streams:
                 return True
         return False
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 class FactsReader:
@@ -95,7 +104,7 @@ class FactsReader:
         elif part := _PARTS.search(line):
             facts.parts.add(part.group(1))
         elif size := _KV_SIZE.search(line):
-            cells, _, n_seq, streams = map(int, size.groups())
+            cells, n_seq, streams = map(int, size.groups())
             facts.caches.append((cells, streams, n_seq))
         elif _STATES.search(line):
             facts.has_states = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from kvsim.errors import TraceError
@@ -45,7 +46,7 @@ def log_header(facts: Facts, searches: list[Search], name: str = "") -> Header:
     n_stream, n_seq_max = _streams(facts, searches)
     sizes = _sizes(memory, facts, searches)
     n_ctx_seq = max(facts.number("n_ctx_seq") or 0, *sizes.values())
-    windows = {search.n_swa for search in searches if search.n_swa} or {int(facts.model.get("n_swa", 0))}
+    windows = {search.n_swa for search in searches if search.n_swa} or {facts.n_swa}
     arch = facts.model.get("arch", "unknown")
     swa = SwaType.NONE if windows == {0} else _window_type(arch)
     windowed = [name for name in VISIBLE[memory] if name == "swa" or len(VISIBLE[memory]) == 1]
@@ -73,19 +74,19 @@ def _streams(facts: Facts, searches: list[Search]) -> tuple[int, int]:
     told = facts.number("n_seq_max")
     n_stream = max([seen, *(streams for _, streams, _ in facts.caches)])
     if n_stream > 1:
-        n_stream = max(n_stream, told or 0)
+        n_stream = max(n_stream, told or 0, ids)
         return n_stream, n_stream
-    return 1, min(max(told or ids, 1), MAX_SEQ)
+    return 1, min(max(told or 1, ids), MAX_SEQ)
 
 
 def _sizes(memory: str, facts: Facts, searches: list[Search]) -> dict[str, int]:
-    """Cells per stream, by cache."""
-    by_window = {search.n_swa > 0: search.size for search in searches}
+    """Cells per stream, by cache: so many that all that was printed of it has room."""
+    names = VISIBLE[memory]
     sizes = {}
-    for i, name in enumerate(VISIBLE[memory]):
-        printed = by_window.get(name == "swa") if len(by_window) > 1 or not facts.caches else None
-        made = facts.caches[min(i, len(facts.caches) - 1)][0] if facts.caches else None
-        sizes[name] = printed or made or next(iter(by_window.values()))
+    for i, name in enumerate(names):
+        made = [facts.caches[min(i, len(facts.caches) - 1)][0]] if facts.caches else []
+        mine = [search for search in searches if "swa" not in names or (search.n_swa > 0) == (name == "swa")]
+        sizes[name] = max(made + [search.size for search in mine or searches])
     return sizes
 
 
@@ -115,10 +116,12 @@ def _cparams(facts: Facts, n_ctx_seq: int, n_stream: int, n_seq_max: int) -> dic
 
 
 def _float(settings: Mapping[str, str], name: str) -> float:
+    """A setting that is a number; 1 if it is none."""
     try:
-        return float(settings.get(name, "1"))
+        number = float(settings.get(name, "1"))
     except ValueError:
         return 1.0
+    return number if isfinite(number) else 1.0
 
 
 def _hparams(n_swa: int, swa: SwaType) -> dict[str, Any]:

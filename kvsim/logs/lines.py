@@ -6,7 +6,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+LONGEST = 4096
+"""Characters of a line that are looked at: those of llama.cpp have some hundred, and searching longer ones for
+every message takes too long."""
+
+MOST_PREFIXES = 12
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*\x07")
 _DATE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _PREFIXES = (
     re.compile(r"[\w.-]+\s*\|(?: |$)"),  # docker compose: the name of the service
@@ -22,32 +28,33 @@ _PREFIXES = (
 def clean_lines(log: Iterable[str]) -> Iterator[tuple[int, str]]:
     """The lines of a log with their numbers, counted from 1, without colours, dates, levels and names.
 
-    A line of llama.cpp's JSON log gives the lines of its message.
+    A line of llama.cpp's JSON log gives the lines of its message. Of longer lines the beginning is left.
     """
     for number, raw in enumerate(log, 1):
         line = _ESCAPES.sub("", raw).rstrip("\r\n").replace("\r", "")
         line = _without_prefixes(line)
         if line.startswith('{"') and (message := _json_message(line)) is not None:
             for part in message.split("\n"):
-                yield number, part
+                yield number, part[:LONGEST]
         else:
-            yield number, line
+            yield number, line[:LONGEST]
 
 
 def _without_prefixes(line: str) -> str:
-    found = True
-    while found:
-        found = False
+    for _ in range(MOST_PREFIXES):
+        before = line
         for prefix in _PREFIXES:
             if match := prefix.match(line):
-                line, found = line[match.end() :], True
+                line = line[match.end() :]
+        if line == before:
+            break
     return line
 
 
 def _json_message(line: str) -> str | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     message = record.get("msg")
     return message.removesuffix("\n") if isinstance(message, str) else None

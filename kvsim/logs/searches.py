@@ -10,14 +10,19 @@ import re
 from dataclasses import dataclass, field
 
 from kvsim.logs import grid
+from kvsim.memory import MAX_SEQ
 
+_N = r"(\d{1,18})"
 _COUNTS = re.compile(
-    r"find_slot: stream\[(\d+)\], n = *(\d+), used = *(\d+), head = *(\d+), size = *(\d+), n_swa = *(\d+)\s*$"
+    rf"find_slot: stream\[{_N}\], n = *{_N}, used = *{_N}, head = *{_N}, size = *{_N}, n_swa = *{_N}\s*$",
+    re.ASCII,
 )
-_SPAN = re.compile(r"find_slot: stream\[(\d+)\] min\[(\d+)\] = *(-?\d+), max\[\d+\] = *(-?\d+)\s*$")
+_POS = r"(-?\d{1,18})"
+_SPAN = re.compile(rf"find_slot: stream\[{_N}\] min\[{_N}\] = *{_POS}, max\[\d+\] = *{_POS}\s*$", re.ASCII)
 _OWNERS = re.compile(r"[.M\d]+(?: \*)?| ?\*")
 _POSITIONS = re.compile(r" *[.\d][.\d ]*(?: \*)?| ?\*")
 
+MAX_POS = 2**31 - 1
 
 SEVERAL = -1
 """The owner of a cell that several sequences share."""
@@ -94,6 +99,8 @@ class SearchReader:
         if counts := _COUNTS.search(line):
             complete = self.end()
             stream, n, used, head, size, n_swa = map(int, counts.groups())
+            if max(used, head) > size:
+                return False, complete  # damaged: no cache holds more than its cells
             self._search = Search(number, stream, n, used, head, size, n_swa)
             self._owners_ended = False
             return True, complete
@@ -107,7 +114,7 @@ class SearchReader:
     def _add(self, search: Search, line: str) -> bool:
         if span := _SPAN.search(line):
             stream, seq, first, last = map(int, span.groups())
-            if stream == search.stream:
+            if stream == search.stream and seq < MAX_SEQ and max(abs(first), abs(last)) <= MAX_POS:
                 search.spans[seq] = (first, last)
             return True
         if search.spans:

@@ -7,6 +7,7 @@ import json
 import re
 from functools import cache
 from itertools import zip_longest
+from time import process_time
 
 import pytest
 from log_sessions import LOGS, SESSIONS, Held, held_at_searches
@@ -331,6 +332,53 @@ def test_numbers_beyond_belief_are_refused():
         import_log([line]).main.header()
 
 
+MAKING = "llama_context: constructing llama_context\n"
+CACHE = "llama_kv_cache: size =   16.00 MiB (   256 cells,   8 layers,  1/1 seqs), K (f16)\n"
+SEARCH = "find_slot: stream[0], n = 1, used = 3, head = 3, size = 256, n_swa = 0\n"
+NINES = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        '{"msg":' + "[" * 100_000 + "\n",
+        '{"msg":' + NINES + "}\n",
+        SEARCH.replace("3", NINES),
+        SEARCH.replace("used = 3", "used = 300"),
+        SEARCH.replace("head = 3", "head = 300"),
+        MAKING + "llama_context: n_seq_max = ²\n",
+        MAKING + f"llama_context: n_seq_max = {NINES}\n",
+        MAKING + f"llama_context: freq_base = nan\nllama_context: freq_scale = 1e999\n{CACHE}",
+        "print_info: n_swa = abc\n" + MAKING + CACHE,
+        MAKING + CACHE.replace("256", NINES),
+        MAKING + CACHE.replace("1/1", f"{NINES}/1"),
+        SEARCH + f"find_slot: stream[0] min[0] = {NINES}, max[0] = 1\n",
+        SEARCH + "find_slot: stream[0] min[0] = 0, max[0] = 99999999999\n",
+        SEARCH + "find_slot: stream[0] min[999] = 0, max[999] = 5\n",
+        SEARCH.replace("3", "400").replace("256", "512"),
+        MAKING + CACHE + SEARCH.replace("3", "400").replace("256", "512"),
+    ],
+)
+def test_damaged_lines_spoil_nothing_of_the_others(before, tmp_path):
+    context = import_log((before + SEARCH).splitlines()).main
+    path = tmp_path / "trace.jsonl"
+    with TraceWriter(path, context.header()) as writer:
+        for step in context.steps():
+            writer.write(step)
+    last = list(read_trace(path))[-1].after["caches"]["kv"][0]
+    assert (last["head"], last["used"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "part", ["\x1b]", "D ", "llama_kv_cache: size = ", "failed to find a memory slot for "]
+)
+def test_long_lines_take_no_longer_than_short_ones(part):
+    line = MAKING.strip() + " " + part * ((1 << 20) // len(part))
+    began = process_time()
+    import_log([line] * 4)
+    assert process_time() - began < 5
+
+
 # -- the command ----------------------------------------------------------------------------------
 
 
@@ -347,6 +395,40 @@ def test_on_the_command_line(tmp_path):
     assert run.exit_code == 2
     assert "LLAMA_KV_CACHE_DEBUG=3" in run.stderr
     assert CliRunner().invoke(app, ["import-log", str(tmp_path / "missing.log")]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (SEARCH.encode("utf-16"), "bytes that are 0 (UTF-16? save it as UTF-8)"),
+        (gzip.compress(b"hello\n" * 999)[:30], "the gzip stream is damaged"),
+        (gzip.compress(b"0" * (17 << 20)), "a line is longer than 16 MiB"),
+    ],
+)
+def test_what_is_no_text_is_refused_in_one_line(data, told, tmp_path):
+    (tmp_path / "x.log").write_bytes(data)
+    for run in (
+        CliRunner().invoke(app, ["import-log", str(tmp_path / "x.log"), "-o", str(tmp_path / "x.jsonl")]),
+        CliRunner().invoke(app, ["import-log", "-", "-o", str(tmp_path / "x.jsonl")], input=data),
+    ):
+        assert (run.exit_code, run.stderr.count("\n")) == (2, 1), run.output
+        assert told in run.stderr
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_a_compressed_log_is_read_and_a_log_is_never_written_over(tmp_path):
+    log, trace = tmp_path / "log.gz", tmp_path / "trace.jsonl"
+    log.write_bytes(gzip.compress(b"\xff\n" + SEARCH.encode()))
+    before = log.read_bytes()
+    run = CliRunner().invoke(app, ["import-log", str(log), "-o", str(trace)])
+    assert run.exit_code == 0, run.output
+    assert len(list(read_trace(trace))) == 2
+    for target, told in ((log, "is the file that is read"), (tmp_path, "Is a directory")):
+        run = CliRunner().invoke(app, ["import-log", str(log), "-o", str(target)])
+        assert (run.exit_code, run.stderr.count("\n")) == (2, 1), run.output
+        assert f"{target}" in run.stderr
+        assert told in run.stderr
+    assert log.read_bytes() == before
 
 
 def test_show_says_which_cells_the_log_does_not_show(tmp_path):
