@@ -1,6 +1,6 @@
 """The side of a job that works: what runs long runs in a process of its own, which takes one job as a line of
 JSON on stdin and tells what it finds, line by line as JSON, on stdout. The page's side is
-:class:`app.compare.task.Task`."""
+:class:`app.task.Task`."""
 
 from __future__ import annotations
 

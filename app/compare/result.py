@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from app.compare.task import Task
 from app.compare.tell import KINDS
+from app.task import Task
 
 AGREES, DIFFERS, HAZARD, MISSING = "adh."
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from app.check import Check
-from app.compare.task import Task
+from app.task import Task
 
 LONGEST = 900.0
 """Seconds a recording may take, reading and checking together."""

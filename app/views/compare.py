@@ -20,9 +20,9 @@ import streamlit as st
 from app import component, recordings, style
 from app.compare import result
 from app.compare.lanes import BESIDE
-from app.compare.task import Task
 from app.plain import plain
 from app.playground.files import scene_of_trace, trace_bytes
+from app.task import Task
 from app.views import playground
 from kvsim.errors import KvsimError, TraceError
 from kvsim.testing.mutants import MUTANTS

@@ -16,8 +16,8 @@ from typing import Any
 import streamlit as st
 
 from app import component, style
-from app.compare.task import Task
 from app.plain import plain
+from app.task import Task
 from app.views import workload_form, workload_plan
 from app.views import workload_state as session
 from app.views.workload_state import EVERY, NAMES, PLAN, SERVE, SIDE_BY_SIDE

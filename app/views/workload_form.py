@@ -8,8 +8,8 @@ from typing import Any
 import streamlit as st
 
 from app import fields, header_upload
-from app.compare.task import Task
 from app.plain import plain
+from app.task import Task
 from app.views.workload_state import EVERY, job, keep_upload, task_of, values_of
 from app.workload_page.configuration import FIRST, MODELS, MOST, TYPES, HeaderSetup
 from app.workload_page.source import LEAST, MADE_UP, TITLES, UPLOAD, Source

@@ -8,8 +8,8 @@ from typing import Any
 
 import streamlit as st
 
-from app.compare.task import Task
 from app.plain import plain
+from app.task import Task
 from app.views import workload_form
 from app.views import workload_state as session
 from app.workload_page import drawing

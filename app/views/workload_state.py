@@ -11,7 +11,7 @@ from typing import Any
 
 import streamlit as st
 
-from app.compare.task import Task
+from app.task import Task
 from app.workload_page.configuration import FIRST, HeaderSetup, setup_of_text, text_of_setup
 from app.workload_page.source import UPLOAD, Source, value_of
 from kvsim.workload.setup import Setup

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import recordings
 from app.compare import lanes, result, task, tell
-from app.compare.task import Task
+from app.task import Task
 from kvsim.caches.kv import KVCache
 from kvsim.testing.mutants import MUTANTS
 from kvsim.trace import MISSING, Difference, read_trace

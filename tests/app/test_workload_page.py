@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.compare.task import Task
+from app.task import Task
 from app.workload_page import drawing, figure, series, worker
 from app.workload_page.configuration import FIRST, in_words, setup_of_text, text_of_setup
 from app.workload_page.source import FOLDER, MADE_UP, UPLOAD, Source, requests_of

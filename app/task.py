@@ -17,7 +17,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 AT_ONCE = 2
 """Jobs of one kind of worker that run at a time, of all sessions together; more wait for their turn."""
 
