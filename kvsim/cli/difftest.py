@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -61,10 +62,20 @@ def difftest_command(
     Stops at the first difference, shrinks the operations that lead there, and saves them as a trace.
     Exit status 0: no difference; 1: one was found; 2: something that cannot be run.
     """
+    other = {"--subject": subject != "reference"}
+    here = {"--jobs": jobs != 1}
+    session = {
+        "--profile": profile != "usual", "--weight": weight, "--rows": rows, "--ray": ray, "--shard": shard != "1/1",
+        "--report": report,
+    }  # fmt: skip
+    _none_beside("--exec", command, other)
+    _none_beside("--ray", ray, here)
+    _none_beside("--lane or --against", lane or against, {**other, "--exec": command, **here, **session})
     try:
         if merge:
-            _print(merged(merge))
-            return
+            whole = merged(merge)
+            _print(whole)
+            raise typer.Exit(DIFFERENT if whole.failures else 0)
         if lane or against:
             lanes = lane or "llamacpp", against or "llamacpp"
             n_changes = hold_against(*lanes, memory, config, ops, seed, trace)
@@ -92,6 +103,13 @@ def difftest_command(
         done.write(report)
     _print(done)
     raise typer.Exit(DIFFERENT if failure else 0)
+
+
+def _none_beside(main: str, there: object, options: Mapping[str, object]) -> None:
+    """Fail if one of the options is given beside one that leaves it without effect."""
+    for name, given in options.items():
+        if given and there:
+            fail(f"{name} changes nothing beside {main}: leave it out")
 
 
 def _failed(campaign: Campaign, failure: Failure, trace: Path) -> dict[str, object]:

@@ -41,10 +41,13 @@ def test_a_difference_is_told_with_its_trace_and_the_command_to_repeat_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    trace = tmp_path / "f.jsonl"
+    trace, report = tmp_path / "f.jsonl", tmp_path / "r.json"
     line = ["difftest", "--subject", "difftest_subjects:KeepsLast", "--memory", "kv", "--config", "tiny"]
-    done = CLI.invoke(app, [*line, "--seed", "3", "--ops", "4000", "--trace", str(trace)])
+    told = ["--trace", str(trace), "--report", str(report)]
+    done = CLI.invoke(app, [*line, "--seed", "3", "--ops", "4000", *told])
     assert done.exit_code == 1
+    summed = CLI.invoke(app, ["difftest", "--merge", str(report)])
+    assert (summed.exit_code, json.loads(report.read_text())["failures"][0]["verdict"]) == (1, "differs")
     assert f"  kvsim replay --explain {trace}\n  kvsim app {trace}\n" in done.output
     assert "to repeat it: kvsim difftest --subject difftest_subjects:KeepsLast --memory kv" in done.output
     explained = CLI.invoke(app, ["replay", "--explain", str(trace)])
@@ -60,6 +63,9 @@ def test_a_difference_is_told_with_its_trace_and_the_command_to_repeat_it(
         (["--weight", "seq_cp"], "--weight 'seq_cp' is not of the form seq_cp=20"),
         (["--exec", "/no/such/program"], "/no/such/program cannot be started"),
         (["--merge", "/no/such/report"], "/no/such/report: No such file or directory"),
+        (["--exec", "x", "--subject", "engine"], "--subject changes nothing beside --exec: leave it out"),
+        (["--ray", "local", "--jobs", "2"], "--jobs changes nothing beside --ray: leave it out"),
+        (["--lane", "llamacpp", "--rows"], "--rows changes nothing beside --lane or --against: leave it out"),
     ],
 )
 def test_what_cannot_be_run_exits_with_2(more: list[str], said: str) -> None:
