@@ -44,6 +44,7 @@ class Task:
         self.told: list[dict[str, Any]] = []
         self.state = "waiting"
         self.error = ""
+        self._wanted_by: set[object] = set()
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self._news = threading.Condition()
@@ -74,6 +75,16 @@ class Task:
             with contextlib.suppress(OSError, ValueError):
                 process.stdin.write(f"{line}\n")
                 process.stdin.flush()
+
+    def join(self, who: object) -> None:
+        """``who`` wants it too."""
+        self._wanted_by.add(who)
+
+    def leave(self, who: object) -> None:
+        """``who`` does not want it any more; if nobody else does, it ends."""
+        self._wanted_by.discard(who)
+        if not self._wanted_by:
+            self.cancel()
 
     def cancel(self) -> None:
         """End it; what it has told stays."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -36,17 +37,19 @@ LANES = {"engine": "engine (torch)", "llamacpp": "llama.cpp (live)"}  # that may
 ABOUT = "Random operations on a reference with a planted fault, until it parts."
 MAX_UPLOAD_MIB = 8  # every operation of it is held in memory
 KEPT = 8  # comparisons that a session keeps
+SHARED = 16  # comparisons of bundled recordings that are kept for all users
 EVERY = 0.4  # seconds between two looks at what a job has told
 
 
 @dataclass(frozen=True)
 class Case:
-    """A trace and a subject. ``shrunk``: the trace is a campaign's."""
+    """A trace and a subject. ``shrunk``: the trace is a campaign's; ``bundled``: anybody may ask for it."""
 
     name: str
     data: bytes
     subject: str
     shrunk: bool = False
+    bundled: bool = False
 
     @property
     def key(self) -> str:
@@ -97,7 +100,7 @@ def _case() -> Case:
         _open_button()
         _remember(scenario=name)
     _remember(subject=subject)
-    return Case(name, data, subject)
+    return Case(name, data, subject, bundled=not upload)
 
 
 def _recording() -> tuple[str, bytes]:
@@ -193,29 +196,58 @@ def _remember(**values: Any) -> None:
 # -- the comparison ----------------------------------------------------------------------------
 
 
+_comparisons: dict[str, Task] = {}
+"""Of bundled recordings, the same for all users."""
+_begins = threading.Lock()
+
+
 def _comparison(case: Case, take: Any) -> None:
-    tasks: dict[str, Task] = st.session_state.setdefault("compare-tasks", {})
+    state = st.session_state
+    tasks: dict[str, Task] = state.setdefault("compare-tasks", {})
+    me = state.setdefault("compare-me", object())
     if case.key not in tasks:
         for key in list(tasks)[: max(0, len(tasks) - KEPT + 1)]:
-            tasks.pop(key).cancel()
-        tasks[case.key] = Task(_job(case))
+            tasks.pop(key).leave(me)
+        tasks[case.key] = _begun(case, me)
     task = tasks[case.key]
-    if not task.over:
-        for key, other in tasks.items():
-            if key != case.key:
-                other.cancel()
-        _waiting(task)
-    elif task.state == "done":
+    if state.get("compare-left") == case.key or task.state in ("cancelled", "failed"):
+        with st.container(key="card"):
+            st.subheader("This cannot be compared" if task.state == "failed" else "Cancelled", anchor=False)
+            st.text(task.error or "The comparison was ended before it was through.")
+            st.button("Compare again", type="primary", on_click=_again, args=(case,))
+    elif not task.over:
+        for key in [key for key, other in tasks.items() if key != case.key and not other.over]:
+            tasks.pop(key).leave(me)
+        _waiting(task, case)
+    else:
         _shown(case, task)
         with take:
             _taken(case, result.first_difference(task))
-    else:
-        with st.container(key="card"):
-            st.subheader(
-                "Cancelled" if task.state == "cancelled" else "This cannot be compared", anchor=False
-            )
-            st.text(task.error or "The comparison was ended before it was through.")
-            st.button("Compare again", type="primary", on_click=tasks.pop, args=(case.key, None))
+
+
+def _begun(case: Case, me: object) -> Task:
+    """The comparison, begun unless another user has done so."""
+    if not case.bundled:
+        return Task(_job(case))
+    with _begins:
+        task = _comparisons.get(case.key)
+        if task is None or task.state in ("failed", "cancelled"):
+            over = [key for key, other in _comparisons.items() if other.over]
+            for key in over[: max(0, len(_comparisons) - SHARED + 1)]:
+                del _comparisons[key]
+            task = _comparisons[case.key] = Task(_job(case))
+        task.join(me)
+        return task
+
+
+def _leave(task: Task, case: Case) -> None:
+    task.leave(st.session_state["compare-me"])
+    st.session_state["compare-left"] = case.key
+
+
+def _again(case: Case) -> None:
+    st.session_state["compare-tasks"].pop(case.key, None)
+    st.session_state.pop("compare-left", None)
 
 
 def _job(case: Case) -> dict[str, Any]:
@@ -224,7 +256,7 @@ def _job(case: Case) -> dict[str, Any]:
 
 
 @st.fragment(run_every=EVERY)
-def _waiting(task: Task) -> None:
+def _waiting(task: Task, case: Case) -> None:
     """How far it is, and a way to end it."""
     if task.over:
         st.rerun()
@@ -239,7 +271,7 @@ def _waiting(task: Task) -> None:
             st.progress(min(1.0, done / total), told)
         else:
             st.progress(0.0, "waiting for a free place" if task.state == "waiting" else "starting")
-        st.button("Cancel", key="compare-cancel", on_click=task.cancel)
+        st.button("Cancel", key="compare-cancel", on_click=_leave, args=(task, case))
 
 
 def _shown(case: Case, task: Task) -> None:

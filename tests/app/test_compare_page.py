@@ -10,9 +10,10 @@ import pytest
 from player_browser import app, browser, new_page
 from streamlit.testing.v1 import AppTest
 
-from app import recordings
-from app.compare import lanes, result, task, tell
+from app import recordings, task
+from app.compare import lanes, result, tell
 from app.task import Task
+from app.views import compare
 from kvsim.caches.kv import KVCache
 from kvsim.testing.mutants import MUTANTS
 from kvsim.trace import MISSING, Difference, read_trace
@@ -189,6 +190,38 @@ def start(**query: str) -> AppTest:
     at.run()
     assert not at.exception
     return at
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_compared() -> None:
+    compare._comparisons.clear()
+
+
+def test_users_of_one_recording_wait_for_one_comparison_and_leave_it_one_by_one() -> None:
+    first, second = start(scenario=KV), start(scenario=KV)
+    (task,) = first.session_state["compare-tasks"].values()
+    assert list(second.session_state["compare-tasks"].values()) == [task]
+    next(b for b in first.button if b.label == "Cancel").click().run()
+    assert [s.value for s in first.subheader] == ["Cancelled"]
+    assert not task.over
+    task.wait(120)
+    second.run()
+    assert not second.subheader
+    next(b for b in first.button if b.label == "Compare again").click().run()
+    assert not first.subheader  # it is there already
+    assert not first.exception
+
+
+def test_a_comparison_that_nobody_waits_for_ends() -> None:
+    first, second = start(scenario=KV), start(scenario=KV)
+    (task,) = first.session_state["compare-tasks"].values()
+    for at in (first, second):
+        next(b for b in at.button if b.label == "Cancel").click().run()
+    assert task.state == "cancelled"
+    next(b for b in second.button if b.label == "Compare again").click().run()
+    (other,) = second.session_state["compare-tasks"].values()
+    assert other is not task
+    other.cancel()
 
 
 def test_progress_then_result_then_another_subject() -> None:
