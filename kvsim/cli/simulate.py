@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from kvsim.cli.memory import one_model
-from kvsim.cli.terminal import fail, stderr, stdout, table
+from kvsim.cli.terminal import check_writable, fail, keep_input, stderr, stdout, table
 from kvsim.errors import KvsimError
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ def simulate_command(
         "--checkpoints": checkpoints != 32, "--swa-full": swa_full, "--trace": trace,
     }  # fmt: skip
     only_with("--policy slots", policy != "paged", of_slots)
+    if trace is not None:
+        keep_input(workload, trace)
+        check_writable(trace)
     try:
         setup = FileSetup(
             **model_settings(arch, gguf),
@@ -87,6 +90,8 @@ def simulate_command(
         account = _run(setup, chosen, n, seconds, trace, trace_from, trace_ops)
     except KvsimError as error:
         fail(error)
+    except OSError as error:
+        fail(f"{trace}: {error.strerror}")
     took = time.perf_counter() - began
     if as_json:
         print(json.dumps({"setup": vars(setup), "bytes": setup.memory_bytes(), **account.to_json()}))

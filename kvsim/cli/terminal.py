@@ -51,6 +51,16 @@ def keep_input(source: Path, target: Path) -> None:
         fail(f"{target} is the file that is read: name another for what is written")
 
 
+def check_writable(target: Path) -> None:
+    """Fail now rather than after a long run, if a file cannot be written there."""
+    if os.path.isdir(target):
+        fail(f"{target} is a folder: name a file for what is written")
+    if not os.path.isdir(target.parent):
+        fail(f"{target}: there is no folder {target.parent}; make it first")
+    if not os.access(target if os.path.exists(target) else target.parent, os.W_OK):
+        fail(f"{target}: may not be written")
+
+
 def progress(total: int) -> Progress:
     """A bar on stderr, if that is a terminal and ``total`` bytes are many; use it in a ``with`` statement."""
     console = stderr()

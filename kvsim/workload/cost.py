@@ -30,6 +30,10 @@ from kvsim.models.params import ModelParams, SwaType
 Counts = NDArray[np.int64]
 NO_WINDOW = 2**31 - 1
 
+FASTEST, SLOWEST = 1e36, 1e6
+MOST_PARAMETERS, MOST_BYTES = 1e18, 1024
+"""Beyond these, times are no numbers any more."""
+
 PARAMETERS: dict[str, tuple[float, float]] = {
     "llama2-7b": (6.74e9, 6.74e9), "llama2-13b": (13.0e9, 13.0e9),
     "llama3-8b": (8.03e9, 8.03e9), "llama3.1-8b": (8.03e9, 8.03e9), "llama3.1-70b": (70.6e9, 70.6e9),
@@ -58,10 +62,11 @@ class Device:
     overhead: float = 0.5e-3
 
     def __post_init__(self) -> None:
-        if self.bandwidth <= 0 or self.rate <= 0 or self.overhead < 0:
+        positive = all(1 <= each <= FASTEST for each in (self.bandwidth, self.rate))
+        if not positive or not 0 <= self.overhead <= SLOWEST:
             raise CacheUsageError(
                 f"a device of {self.bandwidth:g} bytes/s, {self.rate:g} FLOP/s and {self.overhead:g} s per "
-                "ubatch cannot be: give positive numbers"
+                f"ubatch cannot be: give positive numbers, 1 to {FASTEST:g} a second and at most {SLOWEST:g} s"
             )
 
 
@@ -72,6 +77,13 @@ class Weights:
     total: float
     active: float
     bytes_each: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.active <= self.total <= MOST_PARAMETERS and 0 < self.bytes_each <= MOST_BYTES):
+            raise CacheUsageError(
+                f"{self.total:g} parameters of {self.bytes_each:g} bytes, {self.active:g} of them active, cannot "
+                f"be: give 1 to {MOST_PARAMETERS:g}, up to {MOST_BYTES} bytes each, and no more active than all"
+            )
 
     @classmethod
     def of(cls, name: str, bytes_each: float = 2.0) -> Weights:

@@ -137,7 +137,10 @@ def _azure(place: _Place, lines: Iterator[tuple[int, str]]) -> Iterator[Timed]:
     epoch: datetime | None = None
     for i, (number, line) in enumerate(lines):
         place.number = number
-        fields = next(csv.reader([line]))
+        try:
+            fields = next(csv.reader([line]))
+        except csv.Error as error:
+            place.fail(f"cannot be read as CSV: {error}")
         if len(fields) != len(AZURE_COLUMNS):
             place.fail(f"has {len(fields)} fields, not the {len(AZURE_COLUMNS)} of {','.join(AZURE_COLUMNS)}")
         try:

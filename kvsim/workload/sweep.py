@@ -86,6 +86,7 @@ def _jobs(spec: Any, folder: Path) -> Iterator[Job]:
     for workload, changes, seed in product(workloads, _combinations(spec), seeds):
         setup = Setup.from_mapping({**base, **changes})
         setup.config()
+        setup.cost()
         yield Job(str(folder / workload), setup, requests, fitted, seed)
 
 

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvsim.errors import CacheUsageError
-from kvsim.workload.request import FIRST_ANSWER, FreshTokens, Request, joined
+from kvsim.workload.request import FIRST_ANSWER, MAX_TOKENS, FreshTokens, Request, joined
+
+MAX_TURNS = 1e6
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,10 @@ class Synthetic:
             for name, good in {
                 "n_requests": self.n_requests >= 0,
                 "rate": 0 < self.rate < math.inf,
-                "system": self.system >= 0,
-                "turns": self.turns >= 1,
-                "think": self.think >= 0,
-                "burstiness": self.burstiness >= 0,
+                "system": 0 <= self.system <= MAX_TOKENS,
+                "turns": 1 <= self.turns <= MAX_TURNS,
+                "think": 0 <= self.think < math.inf,
+                "burstiness": 0 <= self.burstiness < math.inf,
             }.items()
             if not good
         ]

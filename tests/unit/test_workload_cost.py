@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -75,5 +77,20 @@ def test_every_known_model_has_parameters() -> None:
     assert set(PARAMETERS) == set(KNOWN)
     with pytest.raises(CacheUsageError, match="--n-params"):
         Weights.of("other")
-    with pytest.raises(CacheUsageError, match="positive"):
-        Device(bandwidth=0)
+
+
+@pytest.mark.parametrize("number", [0, -1, math.nan, math.inf, 1e308, 1e-308])
+def test_devices_and_weights_that_cannot_be_are_refused(number: float) -> None:
+    for name in ("bandwidth", "rate"):
+        with pytest.raises(CacheUsageError, match="positive"):
+            Device(**{name: number})
+    if not 0 <= number < 1:
+        with pytest.raises(CacheUsageError, match="s per ubatch cannot be"):
+            Device(overhead=number)
+        with pytest.raises(CacheUsageError, match="no more active than all"):
+            Weights(number, 1)
+    if number != 1e-308:
+        with pytest.raises(CacheUsageError, match="no more active than all"):
+            Weights(8e9, number)
+        with pytest.raises(CacheUsageError, match="1024 bytes each"):
+            Weights(8e9, 8e9, number)

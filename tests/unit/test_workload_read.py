@@ -80,6 +80,7 @@ def test_gzip_is_told_by_content(tmp_path: Path) -> None:
         ("a,b\n", 1, "neither an Azure trace"),
         (HEAD + ROW + "2023-11-16 18:15:46,1\n", 3, "2 fields"),
         (HEAD + ROW + "yesterday,1,1\n", 3, "not a time"),
+        (HEAD + ROW + '"' + "x" * 200_000 + '",1,1\n', 3, "cannot be read as CSV"),
         (HEAD + "2023-11-16 18:15:46,-1,1\n", 2, "ContextTokens '-1'"),
         (HEAD + "2023-11-16 18:15:46,1,1.5\n", 2, "GeneratedTokens '1.5'"),
         (HEAD + "2023-11-16 18:15:46,99999999,1\n", 2, "ContextTokens"),

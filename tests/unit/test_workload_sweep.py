@@ -173,6 +173,8 @@ def test_a_random_search_draws(tmp_path: Path) -> None:
         (BASE + "grid: {}\nrandom: {}", "not both"),
         (BASE.replace("arch: llama3-8b, ", ""), "no model"),
         (BASE + "fitted: -1", "fitted = -1"),
+        (BASE + "grid: {bandwidth: [.nan]}", "a device of nan bytes/s"),
+        (BASE + "grid: {n_params: [-1]}", "no more active than all"),
     ],
 )
 def test_a_wrong_spec_is_refused(tmp_path: Path, text: str, says: str) -> None:
@@ -276,6 +278,11 @@ def test_simulate_writes_an_interval(tmp_path: Path) -> None:
         (("simulate", CHAT, "--arch", "llama3-8b", "--turns", 2), "--turns changes nothing without --fitted"),
         (("simulate", CHAT, "--arch", "llama3-8b", "--trace-ops", 2), "nothing without --trace:"),
         (("simulate", CHAT, "--arch", "llama3-8b", "--n-keep", 2), "nothing without --ctx-shift"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--n-params", "nan"), "no more active than all"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--trace", CHAT), "is the file that is read"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--trace", "no/x.jsonl"), "there is no folder no"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--trace", CHAT.parent), "is a folder"),
+        (("simulate", CHAT, "--arch", "llama3-8b", "--trace", "/dev/full", "--requests", 2), "No space left"),
         (("simulate", CHAT), "give one model: --gguf FILE, or --arch NAME"),
         (("simulate", CHAT, "--arch", "llama3-8b", "--gguf", "x"), "give one model"),
         (("simulate", CHAT, "--gguf", "no.gguf"), "no.gguf: there is no such file"),

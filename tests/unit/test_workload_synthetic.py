@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -76,8 +77,10 @@ def test_lengths_between_two_quantiles_lie_on_a_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"rate": 0}, {"turns": 0.5}, {"think": -1}, {"system": -1}, {"burstiness": -1}]
-)
+    "change",
+    [{"rate": 0}, {"turns": 0.5}, {"turns": math.inf}, {"think": -1}, {"think": math.nan}, {"system": -1},
+     {"system": 10**11}, {"burstiness": -1}, {"burstiness": math.inf}],
+)  # fmt: skip
 def test_what_cannot_be_drawn_is_refused(change: dict[str, float]) -> None:
     with pytest.raises(CacheUsageError, match=next(iter(change))):
         replace(SOME, **change)
