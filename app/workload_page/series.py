@@ -77,7 +77,8 @@ def panels(run: Run) -> list[Panel]:
 
 
 def beside(runs: list[Run]) -> list[Panel]:
-    """Several simulations on the same axes; what happened in none of them is left out."""
+    """Several simulations on the same axes; what happened in none of them is left out. Where nothing did, it is
+    shown that nobody waited."""
 
     def panel(title: str, unit: str, value: Any) -> Panel:
         lines = [
@@ -99,7 +100,7 @@ def beside(runs: list[Run]) -> list[Panel]:
         panel("Prompt tokens reused so far", "tokens", lambda run, s: s["reused"]),
         panel("Prompt tokens computed twice so far", "tokens", lambda run, s: s["reprocessed"]),
     ]
-    return [each for each in made if any(any(line["y"]) for line in each["lines"])]
+    return [each for each in made if any(any(line["y"]) for line in each["lines"])] or made[1:2]
 
 
 def growth(samples: Samples) -> tuple[list[float], dict[str, list[int]]]:
@@ -156,4 +157,5 @@ def _failed(totals: dict[str, int]) -> str:
 
 
 def _fullest(run: Run, sample: dict[str, Any]) -> float:
-    return round(max(100 * cache["used"] / run.sizes[name] for name, cache in sample["caches"].items()), 2)
+    shares = (100 * cache["used"] / run.sizes[name] for name, cache in sample["caches"].items())
+    return round(max(shares, default=0.0), 2)

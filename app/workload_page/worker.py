@@ -66,7 +66,8 @@ def record(job: dict[str, Any], tell: Tell) -> None:
         server = setup.server(sample_every=60.0)
         if not isinstance(server, SlotServer):
             raise CacheUsageError("the paged policy has none of llama.cpp's cells: there is nothing to play")
-        most = max(10, min(MOST_OPS, MOST_CELLS // sum(_sizes(server).values())))
+        n_cells = sum(_sizes(server).values())  # 0 of a recurrent memory
+        most = max(10, min(MOST_OPS, MOST_CELLS // max(1, n_cells)))
         path = Path(folder) / "interval.jsonl.gz"
         tell("begin", n=n)
         look = _looking(tell, server.account, n)

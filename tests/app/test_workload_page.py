@@ -173,6 +173,18 @@ def test_the_interval_is_what_the_server_did_then(served: Task) -> None:
     assert len(failed[0].args["seq"]) >= first["asked"] > first["free"]
 
 
+def test_a_memory_without_cells_is_plotted_and_played() -> None:
+    setup = Setup("mamba-130m", n_ctx=4096, parallel=4, unified=True)
+    account, begun = (told("run", setup=setup).of_kind(kind)[-1] for kind in ("account", "begin"))
+    run = series.Run("A", account, begun["sizes"])
+    for panels in (series.panels(run), series.beside([run, run])):
+        assert all(panel["kind"] != "area" for panel in panels)
+        assert figure.figure(panels, "without cells", "png").startswith(b"\x89PNG")
+    played = told("record", setup=setup, **{"from": 0.0, "to": 2.0})
+    assert played.state == "done", played.error
+    assert played.of_kind("trace")[0]["n"] > 1
+
+
 def test_where_nothing_is_done_there_is_nothing_to_play() -> None:
     task = told("record", **{"from": 1e6, "to": 1e6 + 1})
     assert (task.state, task.error) == (
