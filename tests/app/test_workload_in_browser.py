@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from player_browser import app, browser, new_page
+from player_browser import app, browser, visits
 
 pytestmark = pytest.mark.browser
 
@@ -27,19 +27,8 @@ def opened():
 
 @pytest.fixture
 def visit(opened, url):
-    errors: list[str] = []
-    pages = []
-
-    def go(query: str = ""):
-        page = new_page(opened, errors)
-        pages.append(page)
-        page.goto(f"{url}/?page=workload{query}")
-        return page
-
-    yield go
-    for page in pages:
-        page.context.close()
-    assert errors == []
+    with visits(opened, url) as go:
+        yield go
 
 
 def _brush(page, start: float, end: float, whole: float) -> None:
@@ -53,7 +42,7 @@ def _brush(page, start: float, end: float, whole: float) -> None:
 
 
 def test_an_interval_is_brushed_and_its_link_opens_it_again(visit) -> None:
-    page = visit("&requests=60")
+    page = visit("?page=workload&requests=60")
     page.get_by_role("button", name="Serve 60 requests").click()
     canvas = page.locator(".kvw canvas")
     canvas.wait_for()
@@ -73,7 +62,7 @@ def test_an_interval_is_brushed_and_its_link_opens_it_again(visit) -> None:
 
 
 def test_the_keyboard_chooses_an_interval_too(visit) -> None:
-    page = visit(f"&requests=60&runs={TIGHT}")
+    page = visit(f"?page=workload&requests=60&runs={TIGHT}")
     plots = page.locator(".kvw")
     plots.wait_for()
     plots.focus()
@@ -97,7 +86,7 @@ def _own_file(page) -> None:
 
 
 def test_a_damaged_file_names_its_line_and_a_good_one_is_served_for_one_session_only(visit) -> None:
-    one, two = visit(), visit()
+    one, two = visit("?page=workload"), visit("?page=workload")
     _own_file(one)
     _upload(one, DAMAGED)
     one.get_by_text("mine.csv:3: comes 1.68 s before the line above it").wait_for()
@@ -114,7 +103,7 @@ def test_a_damaged_file_names_its_line_and_a_good_one_is_served_for_one_session_
 
 
 def test_plots_are_saved_as_a_picture(visit, tmp_path) -> None:
-    page = visit(f"&requests=60&runs={TIGHT}")
+    page = visit(f"?page=workload&requests=60&runs={TIGHT}")
     page.locator(".kvw canvas").wait_for()
     page.get_by_role("button", name="Save").first.click()
     with page.expect_download() as waiting:
@@ -124,7 +113,7 @@ def test_plots_are_saved_as_a_picture(visit, tmp_path) -> None:
 
 
 def test_a_plan_shows_its_frontier_and_can_be_served(visit) -> None:
-    page = visit("&requests=60&view=plan&p_n_ctx=4096,16384&p_parallel=4&p_unified=1")
+    page = visit("?page=workload&requests=60&view=plan&p_n_ctx=4096,16384&p_parallel=4&p_unified=1")
     page.get_by_role("button", name="Try 2 configurations").click()
     page.locator(".kvw-field i").first.wait_for()
     assert page.locator(".kvw-field i").count() == 2
