@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from kvsim.cli.terminal import DIFFERENT, fail, stderr, stdout
+from kvsim.cli.terminal import DIFFERENT, check_writable, fail, stderr, stdout
 from kvsim.cli.versions import hold_against
 from kvsim.errors import KvsimError
 from kvsim.testing.difftest import SESSION, Campaign, Failure, Shard, run, shrink_failure
@@ -55,7 +55,7 @@ def difftest_command(
     ] = "",
     merge: Annotated[
         list[Path], typer.Option(metavar="FILE", help="Add up the reports of shards, and run nothing.")
-    ] = [],  # noqa: B006
+    ] = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Hold a cache against the reference, and the reference against the ledger.
 
@@ -76,13 +76,14 @@ def difftest_command(
             whole = merged(merge)
             _print(whole)
             raise typer.Exit(DIFFERENT if whole.failures else 0)
+        for written in (trace, report):
+            if written is not None:
+                check_writable(written)
         if lane or against:
             lanes = lane or "llamacpp", against or "llamacpp"
             n_changes = hold_against(*lanes, memory, config, ops, seed, trace)
             raise typer.Exit(DIFFERENT if n_changes else 0)
-        campaign = Campaign(
-            subject, tuple(shlex.split(command)), memory, config, seed, profile, _weights(weight), rows
-        )
+        campaign = Campaign(subject, _command(command), memory, config, seed, profile, _weights(weight), rows)
         done = _resumed(campaign, report)
         with _progress(-(-ops // SESSION)) as bar:
             task = bar.add_task("sessions")
@@ -161,11 +162,21 @@ def _resumed(campaign: Campaign, path: Path | None) -> Report:
     return report
 
 
+def _command(text: str) -> tuple[str, ...]:
+    try:
+        command = tuple(shlex.split(text))
+    except ValueError as error:
+        raise KvsimError(f"--exec {text!r} is no command: {error}") from error
+    if text and not command:
+        raise KvsimError(f"--exec {text!r} names no program")
+    return command
+
+
 def _weights(given: list[str]) -> tuple[tuple[str, int], ...]:
     weights = []
     for text in given:
         name, _, n = text.partition("=")
-        if not n.isdecimal():
+        if not _counts(n):
             raise KvsimError(f"--weight {text!r} is not of the form seq_cp=20")
         weights.append((name, int(n)))
     return tuple(weights)
@@ -173,9 +184,14 @@ def _weights(given: list[str]) -> tuple[tuple[str, int], ...]:
 
 def _shard(text: str) -> Shard:
     i, _, n = text.partition("/")
-    if not (i.isdecimal() and n.isdecimal()):
+    if not (_counts(i) and _counts(n)):
         raise KvsimError(f"--shard {text!r} is not of the form 3/16")
     return Shard(int(i), int(n))
+
+
+def _counts(text: str) -> bool:
+    """Whether this is a number from 0 on, of a size that anybody means."""
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def _progress(total: int) -> Progress:

@@ -9,7 +9,9 @@ from rich.text import Text
 from kvsim.cli.terminal import stderr, stdout
 from kvsim.errors import KvsimError
 from kvsim.lanes.against import changes, write_change
+from kvsim.lanes.campaign import memory_of
 from kvsim.lanes.library import LaneError, library_named
+from kvsim.models.tiny import TINY
 
 LANE = "llamacpp"
 
@@ -18,10 +20,17 @@ def hold_against(lane: str, against: str, memory: str, config: str, ops: int, se
     """Print the changes and write both traces of each; returns how many there are. Raises KvsimError for a lane
     that is not there."""
     libs = [_library("--lane", lane), _library("--against", against)]
-    out, n = stdout(), 0
+    models = [model for model in TINY if memory in ("all", memory_of(model))]
+    if not models:
+        known = ", ".join(dict.fromkeys(map(memory_of, TINY)))
+        raise KvsimError(f"unknown memory {memory!r}: give all, or one of {known}")
+    out, n, left_out = stdout(), 0, 0
     with stderr().status("performing the same operations on both"):
         for change in changes(libs, memory, ops, seed, config):
             if isinstance(change, LaneError):
+                left_out += 1
+                if left_out == len(models):
+                    raise KvsimError(f"nothing could be run: {change}")
                 out.print(Text(f"left out: {change}"))
                 continue
             n += 1

@@ -22,6 +22,8 @@ from kvsim.testing.cache_info import CacheInfo, Config
 SPOILED = 3
 """Of so many per cent of the batches something is wrong."""
 
+MOST_WEIGHT = 10_000
+
 KEPT_STATES = 4
 """Saved states that can be restored at a time."""
 
@@ -76,8 +78,10 @@ class Profile:
     def with_weights(self, changed: Mapping[str, int]) -> Profile:
         """The same with other weights. Raises KvsimError for an operation that is not known."""
         for name, weight in changed.items():
-            if name not in self.weights or weight < 0:
-                raise KvsimError(f"no weight {name}={weight}: known are {', '.join(self.weights)}, from 0 on")
+            if name not in self.weights or not 0 <= weight <= MOST_WEIGHT:
+                raise KvsimError(
+                    f"no weight {name}={weight}: known are {', '.join(self.weights)}, from 0 to {MOST_WEIGHT:,}"
+                )
         return replace(self, weights={**self.weights, **changed})
 
     def limited_to(self, ops: Collection[str]) -> Profile:

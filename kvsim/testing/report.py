@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -104,17 +105,42 @@ class Report:
 def read_report(path: str | os.PathLike[str]) -> Report:
     """Read a report. Raises KvsimError if it is none."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise KvsimError(f"{path}: not a file")  # a device may have no end
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         if data["kvsim_difftest"] != VERSION:
             raise KvsimError(f"{path}: a report of version {data['kvsim_difftest']}, this reads {VERSION}")
-        return Report(
-            data["plan"], data["shards"], data["ops"], data["seconds"], Counter(data["by_config"]),
-            Counter(data["facts"]), StateSketch(data["states"]), data["failures"],
-        )  # fmt: skip
+        return _report_of(data)
     except OSError as error:
         raise KvsimError(f"{path}: {error.strerror}") from error
-    except (ValueError, TypeError, LookupError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise KvsimError(f"{path}: not a report of kvsim difftest ({error})") from error
+
+
+def _report_of(data: dict[str, Any]) -> Report:
+    """Raises ValueError naming the first part that is not what a report has there."""
+    for name in ("shards", "by_config", "facts"):
+        if not isinstance(data[name], dict) or not all(map(_is_count, data[name].values())):
+            raise ValueError(f"{name} is no mapping to counts")
+    seconds, states, failures = data["seconds"], data["states"], data["failures"]
+    if not isinstance(data["plan"], dict):
+        raise ValueError("plan is no mapping")
+    if not _is_count(data["ops"]):
+        raise ValueError("ops is no count")
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise ValueError("seconds is no time")
+    if not isinstance(states, list) or not all(_is_count(state) and state < 2**64 for state in states):
+        raise ValueError("states is no list of fingerprints")
+    if not isinstance(failures, list) or not all(isinstance(failure, dict) for failure in failures):
+        raise ValueError("failures is no list of mappings")
+    return Report(
+        data["plan"], data["shards"], data["ops"], seconds, Counter(data["by_config"]), Counter(data["facts"]),
+        StateSketch(states), failures,
+    )  # fmt: skip
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def merged(paths: Iterable[str | os.PathLike[str]]) -> Report:

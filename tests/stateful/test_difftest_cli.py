@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from kvsim.cli import app
 from kvsim.testing import CacheMachine, Subject
 from kvsim.testing.difftest import SESSION, Campaign, session_of
+from kvsim.testing.report import Report
 
 ROOT = Path(__file__).parents[2]
 CLI = CliRunner()
@@ -61,7 +63,17 @@ def test_a_difference_is_told_with_its_trace_and_the_command_to_repeat_it(
         (["--memory", "nothing"], "unknown memory 'nothing'"),
         (["--shard", "2"], "--shard '2' is not of the form 3/16"),
         (["--weight", "seq_cp"], "--weight 'seq_cp' is not of the form seq_cp=20"),
+        (["--shard", "1/" + "9" * 5000], "is not of the form 3/16"),
+        (["--weight", "seq_cp=" + "9" * 5000], "is not of the form seq_cp=20"),
+        (["--weight", "seq_cp=99999999"], "from 0 to 10,000"),
         (["--exec", "/no/such/program"], "/no/such/program cannot be started"),
+        (["--exec", "'x"], "is no command: No closing quotation"),
+        (["--exec", " "], "names no program"),
+        (["--report", "/no/such/folder/r.json"], "there is no folder /no/such/folder"),
+        (["--trace", "/no/such/folder/t.jsonl"], "there is no folder /no/such/folder"),
+        (["--report", "/dev/zero"], "/dev/zero: not a file"),
+        (["--lane", "llamacpp", "--memory", "nothing"], "unknown memory 'nothing'"),
+        (["--lane", f"llamacpp@{__file__}", "--memory", "kv"], "nothing could be run"),
         (["--merge", "/no/such/report"], "/no/such/report: No such file or directory"),
         (["--exec", "x", "--subject", "engine"], "--subject changes nothing beside --exec: leave it out"),
         (["--ray", "local", "--jobs", "2"], "--jobs changes nothing beside --ray: leave it out"),
@@ -72,6 +84,35 @@ def test_what_cannot_be_run_exits_with_2(more: list[str], said: str) -> None:
     done = CLI.invoke(app, ["difftest", *more])
     assert done.exit_code == 2
     assert said in done.output
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("plan", 5), ("shards", {"1/1": -5}), ("shards", []), ("ops", "x"), ("ops", -5), ("seconds", math.nan),
+        ("by_config", {"a": "b"}), ("facts", [1, 2]), ("states", "abc"), ("states", [1.5]), ("states", [10**400]),
+        ("failures", "x"), ("failures", [1]), ("kvsim_difftest", None),
+    ],
+)  # fmt: skip
+def test_a_damaged_report_is_refused_and_left_as_it_is(part: str, value: object, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    line = ["--memory", "kv", "--config", "tiny", "--ops", "400"]
+    good = Report(Campaign(memory="kv", config="tiny").plan).to_json()
+    path.write_text(json.dumps(good | {part: value}))
+    before = path.read_text()
+    for more in ([*line, "--report", str(path)], ["--merge", str(path)]):
+        done = CLI.invoke(app, ["difftest", *more])
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
+        assert str(path) in done.stderr
+    assert path.read_text() == before
+
+
+def test_a_report_that_nests_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text("[" * 100_000)
+    done = CLI.invoke(app, ["difftest", "--merge", str(path)])
+    assert done.exit_code == 2
+    assert "not a report of kvsim difftest" in done.output
 
 
 def page_code() -> str:
