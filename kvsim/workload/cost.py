@@ -104,11 +104,18 @@ class Weights:
             raise ModelError(f"{path}: lists no tensor, so how many parameters it has is not known")
         arch = header.values.get("general.architecture", "")
         used, count = (header.values.get(f"{arch}.expert_{key}", 0) for key in ("used_count", "count"))
+        if not (type(used) is type(count) is int and 0 <= used <= count):
+            raise ModelError(
+                f"{path}: {arch}.expert_used_count = {used!r} of {arch}.expert_count = {count!r}"
+            )
         experts = sum(n for name, n in sizes.items() if "_exps." in name)
         idle = experts * (1 - used / count) if count else 0
         stored = header.path.stat().st_size - header.data_start
         whole = stored > max(info.offset for info in header.tensors.values())
-        return cls(total, total - idle, stored / total if whole else 2.0)
+        try:
+            return cls(total, total - idle, stored / total if whole else 2.0)
+        except CacheUsageError as error:
+            raise ModelError(f"{path}: {error}") from None
 
 
 class CostModel:

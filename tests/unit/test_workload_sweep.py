@@ -12,7 +12,7 @@ from dying_workers import die, die_once, wrong
 from typer.testing import CliRunner
 
 from kvsim.cli import app
-from kvsim.errors import CacheUsageError
+from kvsim.errors import CacheUsageError, ModelError
 from kvsim.models.gguf_metadata import read_header
 from kvsim.spread import SpreadError, over_processes
 from kvsim.workload.account import MOST_SAMPLES, Account, Histogram, Sample, Totals
@@ -358,6 +358,25 @@ def test_of_experts_as_many_are_active_as_are_used(tmp_path: Path) -> None:
     assert Weights.in_file(str(path)) == Weights(40, 16, 4.0)
     path.write_bytes(path.read_bytes()[: read_header(path).data_start])
     assert Weights.in_file(str(path)) == Weights(40, 16, 2.0)
+
+
+@pytest.mark.parametrize(("used", "count"), [(5, 4), (1, "4"), (1, [4]), (1, float("nan"))])
+def test_experts_that_cannot_be_are_refused(used: int, count: object, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "moe.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    add = {int: writer.add_uint32, str: writer.add_string, list: writer.add_array, float: writer.add_float32}
+    add[type(count)]("llama.expert_count", count)
+    writer.add_expert_used_count(used)
+    writer.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        ModelError, match=r"moe\.gguf: llama\.expert_used_count = . of llama\.expert_count = "
+    ):
+        Weights.in_file(str(path))
 
 
 def test_sweep_makes_a_table(tmp_path: Path) -> None:
