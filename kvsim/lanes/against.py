@@ -174,7 +174,7 @@ def _changes(
             about = (done[-1].op, kind)
             if kind and about not in known:
                 known.add(about)
-                ops = shrink(done, lambda ops: _differs(sides, ops, about))  # noqa: B023
+                ops = shrink(done, lambda ops: _differs(sides, ops, about))  # noqa: B023 - over before the next
                 what = _replayed(sides, ops)[1]
                 yield Change(sides.info.kind, model, params, ops, kind, what)
             sides.renew()

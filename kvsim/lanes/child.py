@@ -29,16 +29,16 @@ COPY_TIMEOUT = 60
 def in_a_copy(act: Callable[[], T]) -> tuple[T | None, str]:
     """What ``act`` gives in a copy of this process, which then ends; or None, and how the copy ended before.
 
-    Nothing that ``act`` does is left, here or there.
+    Nothing that ``act`` does is left, here or there. Raises KvsimError for an exception of ours, which is no end
+    of llama.cpp.
     """
     read, write = os.pipe()
     copy = os.fork()
     if copy == 0:
         try:
             signal.alarm(COPY_TIMEOUT)
-            found = pickle.dumps(act())
             with os.fdopen(write, "wb") as out:
-                out.write(found)
+                out.write(pickle.dumps(_done(act)))
         finally:
             os._exit(0)
     os.close(write)
@@ -46,8 +46,19 @@ def in_a_copy(act: Callable[[], T]) -> tuple[T | None, str]:
         data = theirs.read()
     code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
     if data and code == 0:
-        return pickle.loads(data), ""
+        found, wrong = pickle.loads(data)
+        if wrong:
+            raise KvsimError(f"a request could not be made: {wrong}")
+        return found, ""
     return None, f"signal {-code}" if code < 0 else f"exit {code}"
+
+
+def _done(act: Callable[[], T]) -> tuple[T | None, str]:
+    """What ``act`` gives, or the exception that it raised."""
+    try:
+        return act(), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def show(session: Session, n_stream: int) -> tuple[list[tuple[int, int]], list[tuple[bool, str]], bytes]:
