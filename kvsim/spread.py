@@ -43,12 +43,12 @@ def _processes(work: Callable[..., object]) -> BaseContext:
 def _check_reachable(address: str) -> None:
     """Ray waits for minutes for a cluster that is not there: look for it first."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         return
     try:
         socket.create_connection((host.rpartition("//")[2], int(port)), timeout=5).close()
-    except OSError as error:
-        raise SpreadError(f"no Ray cluster at {address!r}: {error}") from None
+    except (OSError, ValueError, OverflowError) as error:  # of a name or a port that cannot be
+        raise SpreadError(f"no Ray cluster at {address!r:.200}: {error}") from None
 
 
 def _died(item: object) -> SpreadError:

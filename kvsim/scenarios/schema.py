@@ -104,7 +104,10 @@ def parse_scenario(text: str, path: str = "scenario") -> Scenario:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else path
-        raise ScenarioError(f"{where}: not YAML: {getattr(error, 'problem', error)}") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ScenarioError(f"{where}: not YAML: {problem}") from None
+    except ValueError as error:  # of a date or a number that cannot be
+        raise ScenarioError(f"{path}: not YAML: {error}") from None
     except RecursionError:
         raise ScenarioError(f"{path}: nested too deeply") from None
     return _Reader(path, _lines_of(node)).scenario(data)

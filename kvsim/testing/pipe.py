@@ -152,7 +152,7 @@ class PipeSubject(Subject):
             raise
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             self.close()
@@ -208,7 +208,7 @@ class PipeSubject(Subject):
         return SubjectError("died", f"it exited with status {code}{self._last_words()}")
 
     def _last_words(self) -> str:
-        return f"; on stderr: {' | '.join(self._said)}" if self._said else ""
+        return f"; on stderr: {' | '.join(map(_printable, self._said))}" if self._said else ""
 
     def close(self) -> None:
         """End the program and whatever it has started."""
@@ -264,6 +264,12 @@ def _keep(pipe: IO[bytes], said: deque[str]) -> None:
             said.append(line.decode(errors="replace").rstrip()[:200])
 
 
+def _printable(text: str) -> str:
+    """What would move a terminal's cursor or colour it, as an escape sequence."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def _short(value: object) -> str:
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else json.dumps(value)
+    text = _printable(text[:121])
     return text if len(text) <= 120 else f"{text[:117]}..."

@@ -63,8 +63,10 @@ def read_spec(path: Path) -> list[Job]:
         spec = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CacheUsageError(f"{path}: cannot be opened: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CacheUsageError(f"{path}: not YAML: {error}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise CacheUsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise CacheUsageError(f"{path}: nested too deeply") from None
     try:
         return list(_jobs(spec, path.parent))
     except CacheUsageError as error:

@@ -23,6 +23,14 @@ def test_a_killed_worker_costs_only_time(tmp_path: Path) -> None:
         ray.shutdown()
 
 
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:99999", "127.0.0.1:" + "9" * 5000, "x" * 100 + ":1", "\udcff:1"]
+)
+def test_an_address_that_cannot_be_is_said(address: str) -> None:
+    with pytest.raises(SpreadError, match="no Ray cluster at "):
+        list(over_ray(len, ["x"], address))
+
+
 def test_no_cluster_is_said() -> None:
     """At once: Ray itself would wait for minutes."""
     with pytest.raises(SpreadError, match=r"no Ray cluster at '127\.0\.0\.1:1'"):

@@ -207,7 +207,18 @@ def test_a_mistake_in_the_head_is_told_with_its_line(old, new, wanted):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "just words", "[1, 2]", "\x00", "a: &a [*a]", "[" * 300, "title: !!python/object:os.system"]
+    "text",
+    [
+        "",
+        "just words",
+        "[1, 2]",
+        "\x00",
+        "a: &a [*a]",
+        "[" * 300,
+        "title: !!python/object:os.system",
+        "title: 2020-99-99",
+        "title: " + "9" * 5000,
+    ],
 )
 def test_other_files_are_refused(text):
     with pytest.raises(ScenarioError):

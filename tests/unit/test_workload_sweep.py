@@ -164,6 +164,9 @@ def test_a_random_search_draws(tmp_path: Path) -> None:
     [
         ("[1]", "a sweep has some of"),
         ("{", "not YAML"),
+        ("[" * 3000, "nested too deeply"),
+        ("workloads: [2020-99-99]", "not YAML: month must be in 1..12"),
+        ("requests: " + "9" * 5000, "not YAML: Exceeds the limit"),
         ("workloads: []", "workloads is not a list"),
         (BASE + "grid: {parallel: 4}", "lists of values"),
         (BASE + "grid: {threads: [4]}", "unknown setting 'threads'"),
