@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from kvsim.cli.terminal import fail, stderr, stdout
+from kvsim.cli.terminal import check_writable, fail, keep_input, stderr, stdout
 from kvsim.errors import KvsimError
 from kvsim.scenarios import SHIPPED, load_scenario, record_reference
 from kvsim.scenarios.live import record_live
@@ -46,6 +46,8 @@ def record_command(
     if arch is not None and model is not None:
         fail("give either --arch (kvsim's own context) or --model (llama.cpp)")
     target = output or Path(f"{Path(scenario).stem}.jsonl.gz")
+    keep_input(Path(scenario), target)
+    check_writable(target)
     try:
         asked = load_scenario(scenario)
         if model is not None:

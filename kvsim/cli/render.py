@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvsim.cli.terminal import fail, stderr, stdout
+from kvsim.cli.terminal import check_writable, fail, keep_input, stderr, stdout
 from kvsim.errors import KvsimError
 from kvsim.render import Wanted, render
 from kvsim.trace import read_trace
@@ -40,6 +40,8 @@ def render_command(
     width, height = _pixels(size)
     if out.suffix in (".png", ".svg") and last is None and at:
         last = first
+    keep_input(trace, out)
+    check_writable(out)
     wanted = Wanted(first, last, speed, width, height, theme.value)
     try:
         with stderr().status(f"making {out}") as status:

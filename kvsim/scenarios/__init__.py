@@ -23,13 +23,20 @@ SHIPPED = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.yaml
 """The scenarios that come with kvsim, by name."""
 
 
+LONGEST = 256 << 10
+"""Characters of a scenario."""
+
+
 def load_scenario(name: str | Path) -> Scenario:
     """A shipped scenario by name, or the one in a file. Raises ScenarioError if it cannot be used."""
     path = SHIPPED.get(str(name), Path(name))
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(LONGEST + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(
             f"{name}: neither a file that can be read nor one of {', '.join(SHIPPED)} ({error})"
         ) from None
+    if len(text) > LONGEST:
+        raise ScenarioError(f"{name}: longer than {LONGEST >> 10} KiB: no scenario")
     return parse_scenario(text, str(path))

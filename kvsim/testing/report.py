@@ -109,7 +109,7 @@ def read_report(path: str | os.PathLike[str]) -> Report:
             raise KvsimError(f"{path}: not a file")  # a device may have no end
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         if data["kvsim_difftest"] != VERSION:
-            raise KvsimError(f"{path}: a report of version {data['kvsim_difftest']}, this reads {VERSION}")
+            raise KvsimError(f"{path}: a report of version {data['kvsim_difftest']!r}, this reads {VERSION}")
         return _report_of(data)
     except OSError as error:
         raise KvsimError(f"{path}: {error.strerror}") from error

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,11 @@ from kvsim.workload.synthetic import fit
 _KEYS = {"workloads", "requests", "fitted", "seeds", "base", "grid", "random"}
 NEEDED = "pip install 'kvsim[cluster]'"
 TABLE = "results.parquet"
+
+LONGEST = 256 << 10
+"""Characters of a description."""
+
+MOST_COMBINATIONS = 100_000
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,11 @@ def read_spec(path: Path) -> list[Job]:
     except ModuleNotFoundError:
         raise CacheUsageError(f"a sweep is read with PyYAML: {NEEDED}") from None
     try:
-        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            text = file.read(LONGEST + 1)
+        if len(text) > LONGEST:
+            raise CacheUsageError(f"{path}: longer than {LONGEST >> 10} KiB: no sweep")
+        spec = yaml.safe_load(text)
     except OSError as error:
         raise CacheUsageError(f"{path}: cannot be opened: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
@@ -111,17 +121,24 @@ def _combinations(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise CacheUsageError("give grid or random, not both")
     if "random" not in spec:
         choices = _choices(spec.get("grid", {}), "grid")
+        _check_number(prod(map(len, choices.values())))
         return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     drawn = spec["random"]
     if not isinstance(drawn, dict) or not set(drawn) <= {"n", "seed", "choices"}:
         raise CacheUsageError("random has n, seed and choices")
     choices = _choices(drawn.get("choices"), "random.choices")
+    _check_number(_number(drawn, "n"))
     random = np.random.default_rng(_number(drawn, "seed"))
     found = [
         {name: values[int(random.integers(len(values)))] for name, values in choices.items()}
         for _ in range(_number(drawn, "n"))
     ]
     return list({json.dumps(each): each for each in found}.values())
+
+
+def _check_number(n: int) -> None:
+    if n > MOST_COMBINATIONS:
+        raise CacheUsageError(f"{n:,} combinations are too many: {MOST_COMBINATIONS:,} are possible")
 
 
 def _choices(choices: Any, where: str) -> dict[str, list[Any]]:

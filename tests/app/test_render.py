@@ -161,6 +161,21 @@ def test_the_command_makes_what_the_ending_says(tmp_path) -> None:
         assert CliRunner().invoke(app, ["render", KV, "-o", str(out), *wrong]).exit_code == 2
 
 
+def test_where_nothing_can_be_written_is_said_before_anything_is_drawn(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("kvsim.cli.render.render", lambda *_: pytest.fail("drawn"))
+    own = tmp_path / "own.html"
+    own.write_bytes(Path(KV).read_bytes())
+    (tmp_path / "x.gif").mkdir()
+    for trace, out, told in (
+        (KV, tmp_path / "none" / "x.gif", "there is no folder"),
+        (KV, tmp_path / "x.gif", "is a folder"),
+        (own, own, "is the file that is read"),
+    ):
+        result = CliRunner().invoke(app, ["render", str(trace), "-o", str(out)])
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert told in result.stderr
+
+
 def test_kvsim_makes_pages_without_the_app_or_matplotlib() -> None:
     code = (
         "import sys, kvsim; kvsim.display(sys.argv[1]);"

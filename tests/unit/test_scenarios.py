@@ -252,11 +252,17 @@ def test_on_the_command_line(tmp_path: Path):
         (["full-cache", "--lib", "libllama.so"], "--lib needs --model"),
         (["full-cache", "--arch", "llama", "--model", "m.gguf"], "give either --arch"),
         (["full-cache", "--arch", "none"], "there is no model 'none'"),
-        (["full-cache", "-o", "no/such/folder/t.jsonl"], "No such file"),
+        (["full-cache", "-o", "no/such/folder/t.jsonl"], "there is no folder no/such/folder"),
+        (["full-cache", "-o", "."], "is a folder"),
+        (["full-cache", "-o", "/dev/full"], "No space left"),
+        (["own.yaml", "-o", "own.yaml"], "own.yaml is the file that is read"),
+        (["/dev/zero"], "/dev/zero: longer than 256 KiB"),
     ],
 )
 def test_arguments_that_cannot_be(args, wanted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text(HEAD)
     result = CliRunner().invoke(app, ["record", *args])
     assert result.exit_code == 2
+    assert (tmp_path / "own.yaml").read_text() == HEAD
     assert wanted in result.stderr

@@ -176,6 +176,15 @@ def test_a_random_search_draws(tmp_path: Path) -> None:
         (BASE + "grid: {}\nrandom: {}", "not both"),
         (BASE.replace("arch: llama3-8b, ", ""), "no model"),
         (BASE + "fitted: -1", "fitted = -1"),
+        ("#" * (256 << 10) + "\n" + BASE, "longer than 256 KiB"),
+        (
+            BASE + f"grid: {{n_ctx: &x {[*range(50)]}, n_keep: *x, checkpoints: *x}}",
+            "125,000 combinations",
+        ),
+        (
+            BASE + "random: {n: 1000000000, choices: {parallel: [1]}}",
+            "1,000,000,000 combinations are too many",
+        ),
         (BASE + "grid: {bandwidth: [.nan]}", "a device of nan bytes/s"),
         (BASE + "grid: {n_params: [-1]}", "no more active than all"),
     ],
