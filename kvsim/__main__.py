@@ -15,7 +15,12 @@ def main() -> None:
             raise
         print(f"the kvsim command needs {missing}: pip install 'kvsim[cli]'", file=sys.stderr)
         sys.exit(2)
-    app()
+    try:
+        app()
+    except MemoryError as error:
+        said = f" ({error})" if str(error) else ""
+        print(f"there is not enough memory{said}: ask for fewer cells or operations", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

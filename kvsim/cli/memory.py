@@ -68,12 +68,12 @@ def memory_command(
     _print_fit(stdout(), fit, n_ctx, as_json)
 
 
-def size_of(text: str) -> int:
+def size_of(text: str, option: str = "--budget") -> int:
     """Bytes of ``24GiB``, ``1.5 GB``, ``4096``. Exits with a message if it is none of these."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]{0,3})", text.strip())
     unit = {name.lower(): size for name, size in UNITS.items()}.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        fail(f"--budget {text!r} is not a size; write it like 24GiB, 1.5GB or 800MiB")
+        fail(f"{option} {text[:40]!r} is not a size; write it like 24GiB, 1.5GB or 800MiB")
     return int(float(match[1]) * unit)
 
 

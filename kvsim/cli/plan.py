@@ -73,14 +73,14 @@ def plan_command(
         arch="", n_batch=n_batch, n_ubatch=n_ubatch, weight_bytes=weight_bytes, bandwidth=bandwidth, rate=rate,
         overhead=overhead,
     )  # fmt: skip
-    limits = Limits(
-        failed_decodes=max_failed,
-        reprocessed=max_reprocessed,
-        unserved=max_unserved,
-        first_token=max_first_token or None,
-        bytes=size_of(max_memory) if max_memory else None,
-    )
     try:
+        limits = Limits(
+            failed_decodes=max_failed,
+            reprocessed=max_reprocessed,
+            unserved=max_unserved,
+            first_token=max_first_token or None,
+            bytes=size_of(max_memory, "--max-memory") if max_memory else None,
+        )
         chosen, _, _ = choose(workload, requests, fitted, seed=seed)
         with stderr().status("trying") as status:
             found = plan(

@@ -26,6 +26,11 @@ class Limits:
     first_token: float | None = None
     bytes: int | None = None
 
+    def __post_init__(self) -> None:
+        for name, limit in vars(self).items():
+            if limit is not None and not limit >= 0:
+                raise CacheUsageError(f"{name} = {limit} is no limit: give 0 or more")
+
     def broken(self, account: Account, complete: bool = True) -> list[str]:
         """The limits that an account breaks; before the end, those that it is sure to have broken then."""
         totals = account.totals

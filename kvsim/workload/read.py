@@ -125,6 +125,8 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
         raise WorkloadError(f"the compressed file is damaged ({error})", path, number + 1) from None
     except OSError as error:
         raise WorkloadError(f"cannot be opened: {error.strerror}", path) from None
+    except ValueError as error:  # a name with a zero byte
+        raise WorkloadError(f"cannot be opened: {error}", path) from None
 
 
 Timed = tuple[float, Callable[[float], Request]]

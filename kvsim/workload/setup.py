@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -72,6 +73,8 @@ class Setup:
             good = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}[kinds[name]]
             if type(value) not in good:
                 raise CacheUsageError(f"{name} = {value!r} is not of type {kinds[name]}")
+            if kinds[name] == "float" and not abs(value) <= sys.float_info.max:
+                raise CacheUsageError(f"{name} = {value!r:.40} is not a number that can be calculated with")
         if "arch" not in values:
             raise CacheUsageError("no model is given: set arch")
         return cls(**values)

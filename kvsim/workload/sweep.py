@@ -13,6 +13,7 @@ Instead of ``grid``, ``random: {n: 20, seed: 1, choices: {...}}`` draws combinat
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -90,6 +91,8 @@ def _jobs(spec: Any, folder: Path) -> Iterator[Job]:
     workloads = _list(spec, "workloads", str)
     seeds = _list(spec, "seeds", int) if "seeds" in spec else [0]
     requests, fitted = (_number(spec, name) for name in ("requests", "fitted"))
+    if min(seeds) < 0:
+        raise CacheUsageError(f"seeds has {min(seeds)}: seeds are 0 or more")
     if seeds != [0] and not fitted:
         raise CacheUsageError("seeds make a difference only for made-up workloads: set fitted too")
     base = spec.get("base", {})
@@ -187,7 +190,12 @@ def sweep(
     path of the table. Raises SpreadError, or whatever a simulation raises.
     """
     rows = out / "rows"
-    rows.mkdir(parents=True, exist_ok=True)
+    try:
+        rows.mkdir(parents=True, exist_ok=True)
+        if not os.access(rows, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise CacheUsageError(f"{out}: results cannot be kept there: {error.strerror}") from None
     left = [job for job in {job.key: job for job in jobs}.values() if not (rows / f"{job.key}.json").exists()]
     spread = partial(over_ray, address=ray) if ray else partial(over_processes, processes=processes)
     for job, row in spread(work, left):

@@ -17,6 +17,7 @@ import pytest
 from trace_samples import HYBRID, HYBRID_IDX, ISWA, KV, SMALL, TRACES, as_bytes, lines_of
 from typer.testing import CliRunner
 
+from kvsim.__main__ import main
 from kvsim.cli import app
 from kvsim.cli.memory import size_in_words, size_of
 from kvsim.cli.terminal import map_text, table
@@ -438,6 +439,18 @@ def test_without_its_libraries_it_says_how_to_install_them(missing):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr == f"the kvsim command needs {missing}: pip install 'kvsim[cli]'\n"
+
+
+def test_too_little_memory_is_said_in_one_line(monkeypatch, capsys):
+    def app():
+        raise MemoryError("Unable to allocate 4 GiB")
+
+    monkeypatch.setattr("kvsim.cli.app", app)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == (
+        "there is not enough memory (Unable to allocate 4 GiB): ask for fewer cells or operations\n"
+    )
 
 
 def test_run_as_a_module():

@@ -112,8 +112,9 @@ def test_damaged_files_are_refused_with_their_line(
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="cannot be opened"):
-        Workload(tmp_path / "no").summary()
+    for name in ("no", "a\0b"):
+        with pytest.raises(WorkloadError, match="cannot be opened"):
+            Workload(tmp_path / name).summary()
 
 
 def test_fresh_tokens_come_round() -> None:

@@ -185,7 +185,10 @@ def test_a_random_search_draws(tmp_path: Path) -> None:
             BASE + "random: {n: 1000000000, choices: {parallel: [1]}}",
             "1,000,000,000 combinations are too many",
         ),
-        (BASE + "grid: {bandwidth: [.nan]}", "a device of nan bytes/s"),
+        (BASE + "grid: {bandwidth: [.nan]}", "bandwidth = nan is not a number"),
+        (BASE + f"grid: {{bandwidth: [{'9' * 400}]}}", "is not a number that can be calculated with"),
+        (BASE + "grid: {bandwidth: [0]}", "a device of 0 bytes/s"),
+        (BASE + "fitted: 3\nseeds: [0, -1]", "seeds has -1"),
         (BASE + "grid: {n_params: [-1]}", "no more active than all"),
     ],
 )
@@ -194,6 +197,12 @@ def test_a_wrong_spec_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(Exception, match=r"spec.yaml|unknown model") as caught:
         read_spec(spec_file(tmp_path, text))
     assert says in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheUsageError, match=r"file: results cannot be kept there: Not a directory"):
+        sweep(jobs_of(1), tmp_path / "file")
 
 
 def jobs_of(n: int) -> list[Job]:
@@ -299,6 +308,9 @@ def test_simulate_writes_an_interval(tmp_path: Path) -> None:
         (("simulate", CHAT, "--arch", "llama3-8b", "--gguf", "x"), "give one model"),
         (("simulate", CHAT, "--gguf", "no.gguf"), "no.gguf: there is no such file"),
         (("plan", CHAT), "give one model"),
+        (("plan", CHAT, "--arch", "llama3-8b", "--max-memory", "much"), "--max-memory 'much' is not a size"),
+        (("plan", CHAT, "--arch", "llama3-8b", "--max-reprocessed", "nan"), "reprocessed = nan is no limit"),
+        (("plan", CHAT, "--arch", "llama3-8b", "--max-unserved", -1), "unserved = -1.0 is no limit"),
         (("plan", CHAT, "--arch", "llama3-8b", "--seed", 2), "--seed changes nothing without --fitted"),
         (("sweep", "x.yaml", "--out", "x", "--ray", "local", "--processes", 2), "nothing with --ray"),
         (("plan", CHAT, "--arch", "llama3-8b", "--parallel", "a"), "not a list of numbers"),
