@@ -120,7 +120,7 @@ def place(cache: KVCache, stream: int, chunks: Chunks) -> int:
 
 
 def _find(cache: KVCache, stream: int, chunks: Chunks, done: int, row: int) -> tuple[IntArray, int, int]:
-    """The cells of the next chunks, how many chunks these are, and how many cells were gone over."""
+    """The cells of the next chunks, how many chunks these are, and how many cells are gone over for them."""
     sizes = chunks.sizes[done:]
     empty = _empty_from_head(cache, stream, sizes, len(chunks.pos) - row)
     if empty is not None:
@@ -128,12 +128,14 @@ def _find(cache: KVCache, stream: int, chunks: Chunks, done: int, row: int) -> t
     search = cache.search(stream)
     ends = np.cumsum(sizes)
     later = _later_starts(cache, search.cells, chunks, row) if len(sizes) > 1 else {}
-    taken, limit, searched = _sweep(search, int(sizes[0]), ends, later)
+    start = 0 if search.head > search.cells.used + 2 * int(sizes[0]) else search.head % search.cells.size
+    taken, limit = _sweep(search, start, ends, later)
     n = min(limit, int(np.searchsorted(ends, len(taken), side="right")))
     if n == 0:
         raise IntegrityError(f"cache {cache.name!r} has no room for a ubatch that was sure to fit")
     n = _before_restart(search, taken, sizes, ends, n)
-    return taken[: int(ends[n - 1])], n, searched
+    found = taken[: int(ends[n - 1])]
+    return found, n, (int(found[-1]) - start) % search.cells.size + 1
 
 
 def _empty_from_head(cache: KVCache, stream: int, sizes: IntArray, n: int) -> IntArray | None:
@@ -158,18 +160,14 @@ def _later_starts(cache: KVCache, cells: CellTable, chunks: Chunks, row: int) ->
     return {s: start for s, start in starts.items() if 0 <= cells.seq_pos_min(s) < start}
 
 
-def _sweep(
-    search: SlotSearch, first: int, ends: IntArray, later: dict[int, int]
-) -> tuple[IntArray, int, int]:
+def _sweep(search: SlotSearch, start: int, ends: IntArray, later: dict[int, int]) -> tuple[IntArray, int]:
     """Go over the cells once, from where the first chunk begins to look, until there are enough.
 
-    Returns the usable ones, how many chunks end before the first cell that is usable only later, and how many
-    cells were gone over.
+    Returns the usable ones, and how many chunks end before the first cell that is usable only later.
     """
-    cells, head = search.cells, search.head
-    start = 0 if head > cells.used + 2 * first or head >= cells.size else head
+    cells = search.cells
     found: list[IntArray] = []
-    n, total, limit, searched = 0, int(ends[-1]), len(ends), 0
+    n, total, limit = 0, int(ends[-1]), len(ends)
     for lo, stop in _windows(start, cells.size):
         usable = search.usable(lo, stop)
         here = np.flatnonzero(usable)
@@ -177,11 +175,9 @@ def _sweep(
             limit = min(limit, _chunks_before(cells, lo, stop, usable, later, n, ends))
         found.append((here + lo).astype(np.int32))
         n += len(here)
-        searched += stop - lo
         if n >= total:
-            searched -= stop - lo - 1 - int(here[len(here) - 1 - (n - total)])
             break
-    return np.concatenate(found)[:total], limit, searched
+    return np.concatenate(found)[:total], limit
 
 
 def _windows(start: int, size: int) -> Iterator[tuple[int, int]]:
