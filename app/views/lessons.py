@@ -7,6 +7,7 @@ is read from the trace, never stored.
 from __future__ import annotations
 
 import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def _given(ask: Ask, key: str, right: Any, picked: list[list[int]]) -> Any:
             max_chars=6,
             label_visibility="collapsed",
         )
-        return int(text) if text.strip().lstrip("-").isdecimal() else None
+        return int(text) if re.fullmatch(r"-?\d+", text.strip(), re.ASCII) else None
     if isinstance(ask, Choice):
         chosen = st.radio("Your answer", ask.options, index=None, key=key, label_visibility="collapsed")
         return None if chosen is None else ask.options.index(chosen)

@@ -70,7 +70,7 @@ def memory_command(
 
 def size_of(text: str, option: str = "--budget") -> int:
     """Bytes of ``24GiB``, ``1.5 GB``, ``4096``. Exits with a message if it is none of these."""
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]{0,3})", text.strip())
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]{0,3})", text.strip(), re.ASCII)
     unit = {name.lower(): size for name, size in UNITS.items()}.get(match[2].lower()) if match else None
     if match is None or unit is None:
         fail(f"{option} {text[:40]!r} is not a size; write it like 24GiB, 1.5GB or 800MiB")

@@ -53,7 +53,7 @@ def render_command(
 
 def _operations(text: str) -> tuple[int, int | None]:
     """``15`` and ``15-18`` as first and last."""
-    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text or "0")
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text or "0", re.ASCII)
     if match is None:
         fail(f"--at {text!r} is no operation; write one like 15, or the first and last like 15-18")
     return int(match[1]), int(match[2]) if match[2] else None
@@ -61,7 +61,7 @@ def _operations(text: str) -> tuple[int, int | None]:
 
 def _pixels(text: str) -> tuple[int, int | None]:
     """``1280x800`` and ``1280`` as width and height; the latter as high as needed."""
-    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text)
+    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text, re.ASCII)
     if match is None:
         fail(f"--size {text!r} is not a size; write a width like 1280, or both like 1280x800")
     return int(match[1]), int(match[2]) if match[2] else None

@@ -194,6 +194,20 @@ def test_a_wrong_prediction_is_put_right() -> None:
     assert "✕ You said 13. It is 14" in shown(at)
 
 
+@pytest.mark.parametrize("text", ["--5", "-", "²", "5-", "1e3"])
+def test_what_is_no_number_cannot_be_checked(text: str) -> None:
+    lesson, n = next(
+        (lesson, n)
+        for lesson in LESSONS
+        for n, step in enumerate(lesson.steps, 1)
+        if isinstance(step.ask, Number)
+    )
+    at = start(lesson=lesson.key, step=str(n))
+    at.text_input[0].set_value(text).run()
+    assert not at.exception
+    assert button(at, "Check").disabled
+
+
 def test_a_choice_is_checked() -> None:
     at = start(lesson="streams", step="2")
     at.radio[0].set_value("llama.cpp ends its process.").run()

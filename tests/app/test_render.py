@@ -157,7 +157,7 @@ def test_the_command_makes_what_the_ending_says(tmp_path) -> None:
     result = CliRunner().invoke(app, ["render", KV, "-o", str(out), "--at", "18", "--size", "640x400"])
     assert result.exit_code == 0, result.output
     assert Image.open(out).size == (640, 400)
-    for wrong in (["--at", "x"], ["--size", "big"], ["--at", "99"], ["--at", "3-"]):
+    for wrong in (["--at", "x"], ["--size", "big"], ["--at", "99"], ["--at", "3-"], ["--at", "٣"]):
         assert CliRunner().invoke(app, ["render", KV, "-o", str(out), *wrong]).exit_code == 2
 
 
