@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
@@ -29,6 +30,10 @@ _turns: defaultdict[str, threading.BoundedSemaphore] = defaultdict(
 )
 
 
+class Waiter:
+    """Who waits for tasks: a session keeps one for as long as it is open."""
+
+
 class Task:
     """Starts a job in a process of its own, which runs ``module`` for at most ``longest`` seconds. ``told`` grows
     while it runs; ``state`` is ``waiting``, ``running``, ``done``, ``cancelled`` or ``failed`` (then ``error``
@@ -44,9 +49,9 @@ class Task:
         self.told: list[dict[str, Any]] = []
         self.state = "waiting"
         self.error = ""
-        self._wanted_by: set[object] = set()
+        self._wanted_by: weakref.WeakSet[Waiter] = weakref.WeakSet()
         self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a waiter may be freed, and leave, wherever memory is asked for
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -76,15 +81,20 @@ class Task:
                 process.stdin.write(f"{line}\n")
                 process.stdin.flush()
 
-    def join(self, who: object) -> None:
-        """``who`` wants it too."""
-        self._wanted_by.add(who)
+    def join(self, who: Waiter) -> bool:
+        """``who`` wants it too, until it leaves or is no more; False if it has been ended, or failed."""
+        with self._lock:
+            if self.state in ("cancelled", "failed"):
+                return False
+            self._wanted_by.add(who)
+        weakref.finalize(who, _waiter_is_gone, weakref.ref(self))
+        return True
 
-    def leave(self, who: object) -> None:
+    def leave(self, who: Waiter) -> None:
         """``who`` does not want it any more; if nobody else does, it ends."""
-        self._wanted_by.discard(who)
-        if not self._wanted_by:
-            self.cancel()
+        with self._lock:
+            self._wanted_by.discard(who)
+        self._end("cancelled", unless_wanted=True)
 
     def cancel(self) -> None:
         """End it; what it has told stays."""
@@ -94,8 +104,10 @@ class Task:
         """Wait until it is over, at most so long."""
         self._thread.join(seconds)
 
-    def _end(self, state: str, error: str = "") -> None:
+    def _end(self, state: str, error: str = "", unless_wanted: bool = False) -> None:
         with self._lock:
+            if unless_wanted and list(self._wanted_by):  # its length may count one that is no more
+                return
             if not self.over:
                 self.error, self.state = error, state
             if self._process is not None and self._process.poll() is None:
@@ -144,6 +156,12 @@ class Task:
         else:
             how = self.error
         self._end("failed" if how else "done", how)
+
+
+def _waiter_is_gone(task: weakref.ref[Task]) -> None:
+    left = task()
+    if left is not None:
+        left._end("cancelled", unless_wanted=True)
 
 
 def _start(module: str, folder: str) -> subprocess.Popen[str]:

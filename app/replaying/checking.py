@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -65,3 +66,4 @@ class UploadChecking(Checking):
         self._file.flush()
         job = {"job": "check", "name": name, "path": self._file.name, "n_steps": n_steps}
         super().__init__(job, "app.replaying.checker")
+        weakref.finalize(self, self._task.cancel)  # when the session is over

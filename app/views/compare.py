@@ -23,7 +23,7 @@ from app.compare import result
 from app.compare.lanes import BESIDE
 from app.plain import plain
 from app.playground.files import scene_of_trace, trace_bytes
-from app.task import Task
+from app.task import Task, Waiter
 from app.views import playground
 from kvsim.errors import KvsimError, TraceError
 from kvsim.testing.mutants import MUTANTS
@@ -204,7 +204,7 @@ _begins = threading.Lock()
 def _comparison(case: Case, take: Any) -> None:
     state = st.session_state
     tasks: dict[str, Task] = state.setdefault("compare-tasks", {})
-    me = state.setdefault("compare-me", object())
+    me = _me()
     if case.key not in tasks:
         for key in list(tasks)[: max(0, len(tasks) - KEPT + 1)]:
             tasks.pop(key).leave(me)
@@ -225,23 +225,29 @@ def _comparison(case: Case, take: Any) -> None:
             _taken(case, result.first_difference(task))
 
 
-def _begun(case: Case, me: object) -> Task:
+def _me() -> Waiter:
+    """This session, among those that wait for the same."""
+    me: Waiter = st.session_state.setdefault("compare-me", Waiter())
+    return me
+
+
+def _begun(case: Case, me: Waiter) -> Task:
     """The comparison, begun unless another user has done so."""
-    if not case.bundled:
-        return Task(_job(case))
     with _begins:
-        task = _comparisons.get(case.key)
-        if task is None or task.state in ("failed", "cancelled"):
-            over = [key for key, other in _comparisons.items() if other.over]
-            for key in over[: max(0, len(_comparisons) - SHARED + 1)]:
-                del _comparisons[key]
-            task = _comparisons[case.key] = Task(_job(case))
-        task.join(me)
+        task = _comparisons.get(case.key) if case.bundled else None
+        if task is None or not task.join(me):
+            task = Task(_job(case))
+            task.join(me)
+            if case.bundled:
+                over = [key for key, other in _comparisons.items() if other.over]
+                for key in over[: max(0, len(_comparisons) - SHARED + 1)]:
+                    del _comparisons[key]
+                _comparisons[case.key] = task
         return task
 
 
 def _leave(task: Task, case: Case) -> None:
-    task.leave(st.session_state["compare-me"])
+    task.leave(_me())
     st.session_state["compare-left"] = case.key
 
 
@@ -355,7 +361,7 @@ def _campaign() -> None:
     job = {"job": "campaign", "mutant": mutant, "seed": seed}
     task: Task | None = state.get("compare-campaign")
     if task is None and st.query_params.get("shrunk") == "1":
-        task = state["compare-campaign"] = Task(job)
+        task = _run(job)
     if task is not None and not task.over:
         _hunting(task)
         return
@@ -364,8 +370,10 @@ def _campaign() -> None:
         _hunted(task)
 
 
-def _run(job: dict[str, Any]) -> None:
-    st.session_state["compare-campaign"] = Task(job)
+def _run(job: dict[str, Any]) -> Task:
+    task = st.session_state["compare-campaign"] = Task(job)
+    task.join(_me())
+    return task
 
 
 @st.fragment(run_every=EVERY)

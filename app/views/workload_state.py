@@ -11,7 +11,7 @@ from typing import Any
 
 import streamlit as st
 
-from app.task import Task
+from app.task import Task, Waiter
 from app.workload_page.configuration import FIRST, HeaderSetup, setup_of_text, text_of_setup
 from app.workload_page.source import UPLOAD, Source, value_of
 from kvsim.workload.setup import Setup
@@ -143,6 +143,7 @@ def task_of(job: dict[str, Any]) -> Task:
         file = st.session_state.get("workload-upload") if "upload" in job else None
         more = {"name": file["name"], "data": file["data"]} if file else {}
         tasks[key] = Task({**job, **more}, MODULE, LONGEST)
+        tasks[key].join(st.session_state.setdefault("workload-me", Waiter()))  # it ends with the session
     return tasks[key]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 from app import recordings, task
 from app.compare import lanes, result, tell
-from app.task import Task
+from app.task import Task, Waiter
 from app.views import compare
 from kvsim.caches.kv import KVCache
 from kvsim.testing.mutants import MUTANTS
@@ -158,6 +159,20 @@ def test_a_process_that_is_ended_in_the_middle_of_a_message_is_told_and_leaves_n
     assert (one.state, one.error) == ("failed", "it was ended by signal 9")
     (told,) = one.told
     assert not Path(told["path"]).exists()
+
+
+def test_a_job_ends_when_the_last_who_waits_for_it_is_no_more() -> None:
+    one, first, second = Task(job(KV, FAULT)), Waiter(), Waiter()
+    assert one.join(first)
+    assert one.join(second)
+    del first
+    gc.collect()
+    assert not one.over
+    del second
+    gc.collect()
+    one.wait(60)
+    assert one.state == "cancelled"
+    assert not one.join(Waiter())
 
 
 def test_a_job_that_takes_too_long_is_ended_and_says_so() -> None:
