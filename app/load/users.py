@@ -155,7 +155,8 @@ async def watcher(session: Session, n: int, acts: int) -> AsyncIterator[Act]:
 
 
 async def comparer(session: Session, n: int, acts: int) -> AsyncIterator[Act]:
-    """Compare: begins comparisons; the answer that counts is what the page tells at once, the result may take."""
+    """Compare: begins comparisons; the answer that counts is what the page tells at once, the result may take if
+    nobody has asked for it before."""
     subjects = [m.id for m in MUTANTS.values() if "kv" in m.memories]
     first = subjects[n % len(subjects)]
 
@@ -169,12 +170,17 @@ async def comparer(session: Session, n: int, acts: int) -> AsyncIterator[Act]:
 
         return there
 
-    yield "open", lambda: session.open(f"page=compare&subject={first}", begun)
+    def answered(subject: str) -> Answered:
+        there = compared(subject)
+        return lambda p: begun(p) or there(p)
+
+    yield "open", lambda: session.open(f"page=compare&subject={first}", answered(first))
     await session.until(compared(first))
     for i in range(1, acts + 1):
         subject = subjects[(n + i) % len(subjects)]
         title = f"fault: {subject.replace('-', ' ')}"
-        yield "act", lambda title=title: session.choose("Subject", title, begun)
+        its = answered(subject)
+        yield "act", lambda title=title, its=its: session.choose("Subject", title, its)
         await session.until(compared(subject))
 
 

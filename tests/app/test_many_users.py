@@ -48,6 +48,13 @@ def test_uploads_of_one_name_stay_apart(server: Served, monkeypatch: pytest.Monk
     assert len(crowd.seconds("act", "uploads")) == 8
 
 
+def test_what_another_has_compared_is_there_at_once(server: Served) -> None:
+    for _ in range(2):
+        crowd = come(server, ["compare"], acts=1, hurry=HURRY)
+        assert crowd.failed == []
+        assert [w.what for w in crowd.waits] == ["open", "act"]
+
+
 def test_an_answer_that_is_not_theirs_is_noticed(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for a total that no configuration has ends with what the page says instead."""
 
