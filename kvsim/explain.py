@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, lru_cache
 from math import log
 
 from kvsim.explanation_table import EXPLANATIONS, Explanation
@@ -25,8 +25,14 @@ __all__ = ["EXPLANATIONS", "Explanation", "Found", "explain", "explanation_by_id
 SAME_WORD = 0.8
 """From this similarity on, a word counts as a misspelling of another."""
 
+LENGTHS = 2 / SAME_WORD - 1
+"""A word that is longer than so many times another is no misspelling of it."""
+
 SIMILAR = 0.55
 """Least share of a question's words, by weight, that must be in a message to suggest it."""
+
+LONGEST_LINE, MOST_WORDS = 4096, 200
+"""Characters of a line and words of a question that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ def explanation_in(line: str) -> Explanation | None:
 
     If several messages match, the longest does: what stands there says more than its part.
     """
-    text = " ".join(line.split())
+    text = " ".join(line.split())[:LONGEST_LINE]
     matches = [
         (len(found.group()), entry) for pattern, entry in _patterns() if (found := pattern.search(text))
     ]
@@ -69,7 +75,7 @@ def explain(message: str, limit: int = 3) -> list[Found]:
     exact = {entry.id: entry for line in message.splitlines() if (entry := explanation_in(line))}
     if exact:
         return [Found(entry, 1.0) for entry in exact.values()][:limit]
-    asked = set(_words(message))
+    asked = set(_words(message)[:MOST_WORDS])
     scored = [Found(entry, _similarity(asked, entry)) for entry in EXPLANATIONS]
     similar = sorted((found for found in scored if found.score >= SIMILAR), key=lambda found: -found.score)
     return similar[:limit]
@@ -119,11 +125,17 @@ def _similarity(asked: set[str], entry: Explanation) -> float:
     unknown = log(1 + len(EXPLANATIONS))
     for word in asked:
         best = _closest(word, _vocabulary()[entry.id])
-        known = _closest(word, _weights().keys())
+        known = _known(word)
         weight = _weights()[known] if known else unknown
         total += weight
         found += weight if best else 0.0
     return min(found / total, 0.99) if total else 0.0
+
+
+@lru_cache(maxsize=4096)
+def _known(word: str) -> str | None:
+    """The word of any message that it is, or is a misspelling of."""
+    return _closest(word, _weights().keys())
 
 
 def _closest(word: str, among: Collection[str]) -> str | None:
@@ -131,7 +143,8 @@ def _closest(word: str, among: Collection[str]) -> str | None:
     if word in among:
         return word
     # misspellings keep the first letter, other words seldom do: "bread" is not "read"
-    scored = [(SequenceMatcher(None, word, other).ratio(), other) for other in among if other[0] == word[0]]
+    alike = [other for other in among if other[0] == word[0] and len(word) <= LENGTHS * len(other)]
+    scored = [(SequenceMatcher(None, word, other).ratio(), other) for other in alike]
     ratio, other = max(scored, default=(0.0, ""))
     return other if ratio >= SAME_WORD else None
 

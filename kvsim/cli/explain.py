@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -13,6 +12,9 @@ from rich.text import Text
 
 from kvsim.cli.terminal import DIFFERENT, stderr, stdout
 from kvsim.explain import EXPLANATIONS, Explanation, explain
+
+LONGEST = 16 << 20
+"""Bytes of stdin that are read."""
 
 
 def explain_command(
@@ -29,7 +31,7 @@ def explain_command(
     if not message:
         _list(stdout())
         return
-    text = sys.stdin.read() if message == ["-"] else " ".join(message)
+    text = _stdin() if message == ["-"] else " ".join(message)
     found = explain(text)
     if as_json:
         print(json.dumps([{"score": f.score, **asdict(f.explanation)} for f in found]))
@@ -44,6 +46,10 @@ def explain_command(
             stdout().print(Text(f"similar, too: {other.explanation.id}: {other.explanation.messages[0]}"))
     if not found:
         raise typer.Exit(DIFFERENT)
+
+
+def _stdin() -> str:
+    return typer.get_binary_stream("stdin").read(LONGEST).decode("utf-8", "replace")
 
 
 def print_explanation(out: Console, entry: Explanation, heading: str = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -145,6 +146,25 @@ def test_the_traces_of_shortages_are_full():
     steps = [step for step in read_trace(ROOT / entry.trace) if step.i <= entry.at]
     [stream] = steps[-2].after["caches"]["kv"]
     assert stream["used"] + len(steps[-1].args["seq"]) > 1024
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        " ".join(f"{a}{b}{c}xyzzy" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvwxyz"),
+        "a" * 100_000,
+        "failed to find a memory slot for " * 20_000,
+    ],
+)
+def test_long_questions_take_no_longer_than_short_ones(message):
+    began = process_time()
+    explain(message)
+    assert process_time() - began < 2
+
+
+def test_what_is_no_text_is_no_message():
+    run = CliRunner().invoke(app, ["explain", "-"], input=b"\xff\xfe\0\n")
+    assert (run.exit_code, run.stdout, run.stderr.count("\n")) == (1, "", 1)
 
 
 def test_on_the_command_line():
