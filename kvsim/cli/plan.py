@@ -22,12 +22,8 @@ VARIED = ("arch", "n_ctx", "parallel", "unified", "swa_full", "type_k", "checkpo
 
 def plan_command(
     workload: Annotated[Path, typer.Argument(help="An Azure trace (CSV) or a Mooncake trace (JSON lines).")],
-    arch: Annotated[
-        list[str], typer.Option(metavar="NAME", help="A model; give it again for more.")
-    ] = [],  # noqa: B006 - typer copies it
-    gguf: Annotated[
-        list[Path], typer.Option(help="A model file; give it again for more.")
-    ] = [],  # noqa: B006 - typer copies it
+    arch: Annotated[list[str], typer.Option(metavar="NAME", help="A model; give it again for more.")] = [],  # noqa: B006 - typer copies it
+    gguf: Annotated[list[Path], typer.Option(help="A model file; give it again for more.")] = [],  # noqa: B006 - typer copies it
     n_ctx: Annotated[str, typer.Option(help="Contexts to try.")] = "8192,16384,32768,65536,131072",
     parallel: Annotated[str, typer.Option(help="Numbers of slots to try.")] = "4,8,16",
     layout: Annotated[str, typer.Option(help="unified, streams or both.")] = "both",
