@@ -9,12 +9,17 @@ position, which are printed after them, and their neighbours decide. What stays 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-WIDTH, PER_LINE = 5, 64
+WIDTH, LONGEST, PER_LINE = 5, 7, 64
+"""Characters of a position, at least and at most, and positions of a line."""
 
 Spans = Mapping[int, tuple[int, int]]
 """Sequence -> its first and last position in this stream."""
+
+_Way = tuple[Any, ...]
+"""The last field and the way to it; () at the beginning."""
 
 
 def positions(lines: Sequence[str], size: int, width: int = 0) -> list[int | None] | None:
@@ -73,19 +78,30 @@ def _split_fields(row: str, before: int | None) -> list[int | None] | None:
 
     Of the ways to cut it into 64 fields, the one with the fewest jumps between neighbours.
     """
-    best: dict[tuple[int, int | None], tuple[int, list[int | None]]] = {(0, before): (0, [])}
+    if len(row.rstrip()) > LONGEST * PER_LINE:
+        return None
     row = row.ljust(WIDTH * PER_LINE)
+    begun: dict[int, list[tuple[int, int | None]]] = {}
+    best: dict[tuple[int, int | None], tuple[int, _Way]] = {(0, before): (0, ())}
     for _ in range(PER_LINE):
-        following: dict[tuple[int, int | None], tuple[int, list[int | None]]] = {}
-        for (at, last), (jumps, fields) in best.items():
-            for end, value in _fields_at(row, at):
-                jump = int(value is not None and last is not None and value != last + 1)
+        following: dict[tuple[int, int | None], tuple[int, _Way]] = {}
+        for (at, last), (jumps, way) in best.items():
+            if at not in begun:
+                begun[at] = _fields_at(row, at)
+            for end, value in begun[at]:
                 key = (end, last if value is None else value)
-                if key not in following or jumps + jump < following[key][0]:
-                    following[key] = (jumps + jump, [*fields, value])
+                jumped = jumps + (value is not None and last is not None and value != last + 1)
+                if key not in following or jumped < following[key][0]:
+                    following[key] = (jumped, (value, way))
         best = following
-    ends = [(jumps, fields) for (at, _), (jumps, fields) in best.items() if not row[at:].strip()]
-    return min(ends, key=lambda end: end[0])[1] if ends else None
+    ends = [(jumps, way) for (at, _), (jumps, way) in best.items() if not row[at:].strip()]
+    return list(_back(min(ends, key=lambda end: end[0])[1]))[::-1] if ends else None
+
+
+def _back(way: _Way) -> Iterator[int | None]:
+    while way:
+        value, way = way
+        yield value
 
 
 def _fields_at(row: str, at: int) -> list[tuple[int, int | None]]:
@@ -95,7 +111,7 @@ def _fields_at(row: str, at: int) -> list[tuple[int, int | None]]:
         text = short.strip()
         fits = text == "." or text.isdigit()
         return [(at + WIDTH, None if text == "." else int(text))] if fits and short[0] != " " else []
-    longer = (row[at : at + n] for n in (WIDTH, WIDTH + 1, WIDTH + 2))
+    longer = (row[at : at + n] for n in range(WIDTH, LONGEST + 1))
     return [(at + len(text), int(text)) for text in longer if text.isdigit() and len(text) >= WIDTH]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,6 +63,15 @@ def test_positions_of_up_to_five_digits_come_back_at_any_width(cells, width, str
 def test_longer_positions_push_the_others_to_the_right_and_still_come_back(start, n):
     cells = [(start + i, (0,)) if i < n else None for i in range(SIZE)]
     assert grid.positions(printed(cells)[1], SIZE) == [None if c is None else c[0] for c in cells]
+
+
+def test_a_large_cache_of_long_positions_is_read_in_seconds():
+    n = 256
+    lines = ["".join(f"{100_000 + i}" for i in range(at, at + 64)) for at in range(0, 64 * n, 64)]
+    began = process_time()
+    assert grid.positions(lines, 64 * n) == [*range(100_000, 100_000 + 64 * n)]
+    assert process_time() - began < 6
+    assert grid.positions(["1" * 449], 64) is None, "no line is so long"
 
 
 @settings(max_examples=60)
