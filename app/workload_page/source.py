@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from kvsim.cli.simulate import choose
+from kvsim.workload.choose import choose
 from kvsim.workload.request import Request
 from kvsim.workload.synthetic import LogNormal, Synthetic
 

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from kvsim.cli.memory import size_in_words, size_of
-from kvsim.cli.simulate import choose, model_settings, only_with
+from kvsim.cli.simulate import model_settings, only_with
 from kvsim.cli.terminal import DIFFERENT, fail, stderr, stdout, table
 from kvsim.errors import KvsimError
 
@@ -50,6 +50,7 @@ def plan_command(
 
     Lists are separated by commas. Exit status 1: nothing serves it. 2: input that cannot be used.
     """
+    from kvsim.workload.choose import choose
     from kvsim.workload.plan import Limits, plan
     from kvsim.workload.setup import FileSetup
 

@@ -64,6 +64,7 @@ def simulate_command(
     Counts are exact for the given policy; seconds come from a simple model of the device (docs/workloads.md).
     Exit status 2: a workload, a model or a setting that cannot be used.
     """
+    from kvsim.workload.choose import choose
     from kvsim.workload.setup import FileSetup
 
     only_with("--fitted", fitted, {"--turns": turns != 1, "--system": system, "--seed": seed})
@@ -110,23 +111,6 @@ def only_with(needed: str, there: object, options: Mapping[str, object]) -> None
     for name, given in options.items():
         if given and not there:
             fail(f"{name} changes nothing without {needed}: leave it out, or give {needed} too")
-
-
-def choose(
-    workload: Path, requests: int = 0, fitted: int = 0, turns: float = 1.0, system: int = 0, seed: int = 0
-) -> tuple[Iterable[Request], int, float]:
-    """The requests, how many they are, and over how many seconds they come. Reads the file once."""
-    from dataclasses import replace
-
-    from kvsim.workload.read import Workload
-    from kvsim.workload.synthetic import fit
-
-    read = Workload(workload, requests or None)
-    if fitted:
-        made = replace(fit(read, fitted, seed), turns=turns, system=system)
-        return made, fitted, fitted / made.rate
-    summary = read.summary()
-    return read, summary.n_requests, summary.seconds
 
 
 def _run(
