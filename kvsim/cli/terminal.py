@@ -58,7 +58,7 @@ def check_writable(target: Path) -> None:
     if not os.path.isdir(target.parent):
         fail(f"{target}: there is no folder {target.parent}; make it first")
     if not os.access(target if os.path.exists(target) else target.parent, os.W_OK):
-        fail(f"{target}: may not be written")
+        fail(f"{target} may not be written: name another file")
 
 
 def progress(total: int) -> Progress:
