@@ -33,6 +33,11 @@ class Part(Enum):
     APP = "app"
 
 
+USERS = 30
+COMPARED = (Part.CELLS, Part.TENSORS, Part.ENGINE)
+MEANT_FOR = {"--size": (*COMPARED, Part.TRACE), "--lib": COMPARED, "--users": (Part.APP,)}
+
+
 def bench_command(
     part: Annotated[
         Part,
@@ -46,7 +51,7 @@ def bench_command(
         typer.Option(help="Cells of the cache; else 131,072, in a recording 8,192.", min=SMALLEST),
     ] = None,
     lib: Annotated[Path | None, typer.Option(help="llama.cpp's shared library to compare with.")] = None,
-    users: Annotated[int, typer.Option(help="Of the app, at once; 0: the pages alone.", min=0)] = 30,
+    users: Annotated[int, typer.Option(help="Of the app, at once; 0: the pages alone.", min=0)] = USERS,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Measure kvsim beside llama.cpp's library, plain copies of the same rows, torch, parsing JSON, or a page
@@ -55,6 +60,10 @@ def bench_command(
     Every ratio is of medians measured in the same run. One thread is used for each side; set
     OMP_NUM_THREADS=1 so that numpy's matrix products keep to it too.
     """
+    given = {"--size": size is not None, "--lib": lib is not None, "--users": users != USERS}
+    for name, is_given in given.items():
+        if is_given and part not in MEANT_FOR[name]:
+            fail(f"{name} changes nothing in kvsim bench {part.value}: leave it out")
     if part is not Part.APP and os.environ.get("OMP_NUM_THREADS") != "1":
         stderr().print("note: OMP_NUM_THREADS is not 1, so matrix products may use several threads")
     # here, so that other commands don't wait for what only this one needs

@@ -168,6 +168,21 @@ def test_the_command_refuses_what_it_cannot_measure(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["bench", "cells", "--size", "3"]).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["campaign", "--size", "2048"],
+        ["app", "--size", "2048"],
+        ["trace", "--lib", "x"],
+        ["cells", "--users", "3"],
+    ],
+)
+def test_options_without_effect_are_refused(args: list[str]) -> None:
+    run = CliRunner().invoke(app, ["bench", *args])
+    assert run.exit_code == 2
+    assert run.stderr == f"{args[1]} changes nothing in kvsim bench {args[0]}: leave it out\n"
+
+
 def test_the_campaign_has_a_row_for_every_member(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(campaign.CACHES) == list(CACHES)
     monkeypatch.setattr(campaign, "CACHES", {"recurrent": CACHES["recurrent"]})
