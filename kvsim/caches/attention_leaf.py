@@ -167,6 +167,13 @@ class AttentionLeaf(Leaf):
                 f"cache {self.name!r} stores quantised keys whose head size is no multiple of 64: llama.cpp "
                 f"has no rotation matrix for its shift graph and crashes. Use an f16 K cache, or do not shift"
             )
+        for layer in self.spec.layers:
+            if layer.has_rope and layer.k.is_quantized and layer.n_rot != layer.n_embd_head_k:
+                raise CacheUsageError(
+                    f"cache {self.name!r} stores quantised keys of which {layer.n_rot} of {layer.n_embd_head_k} "
+                    f"values rotate (layer {layer.il}): llama.cpp's CPU backend cannot write back a part and "
+                    f"aborts at the next decode. Use an f16 K cache, or do not shift"
+                )
 
     # -- preparing changes ---------------------------------------------------------------------
 

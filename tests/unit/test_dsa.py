@@ -256,6 +256,20 @@ def test_operations_that_end_llama_cpp_change_no_part(name: str, call: str) -> N
     assert snapshot(ctx) == before
 
 
+def test_a_shift_of_quantised_index_keys_alone_is_refused_too() -> None:
+    """Where a restore failed half-way, positions move in ``lid`` alone, of whose keys only a part rotates (the
+    live library ends)."""
+    ctx = recorded("dsa/deepseek32-uni-c512-u32-s2-q8_0-09")
+    feed(ctx, 0, 4)
+    leaf(ctx, "mla").clear(False)
+    ctx.memory.seq_add(0, 1, -1, 2)
+    assert not leaf(ctx, "mla").has_shift
+    before = snapshot(ctx)
+    with pytest.raises(CacheUsageError, match="'lid' stores quantised keys of which 32 of 64 values"):
+        ctx.decode(tokens(0, 1))
+    assert snapshot(ctx) == before
+
+
 @pytest.mark.parametrize(
     "name", ["dsa/deepseek32-uni-c512-u32-s2-q8_0-09", "dsa_iswa/dots3note-uni-c512-u32-s2-q8_0-09"]
 )

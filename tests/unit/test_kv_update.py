@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from small_memories import LLAMA, kv_cache, kv_spec, owners, positions, put, streams
 
@@ -165,6 +167,7 @@ def test_a_shift_that_ends_llama_cpp_is_refused_before_anything_is_taken() -> No
         "cannot shift": {"can_shift": False},
         "has no layer": {"layers": ()},
         "no multiple of 64": {"layers": (quantised,), "n_rot_k": 0},
+        "16 of 64 values rotate": {"layers": (replace(quantised, n_rot=16),), "n_rot_k": 64},
     }.items():
         cache = shifted(**changes)
         before = cache.snapshot().to_json()
