@@ -38,6 +38,6 @@ class ServerConfig:
             raise CacheUsageError(
                 f"slot_prompt_similarity = {self.slot_prompt_similarity} is not between 0 and 1"
             )
-        for name in ("cache_reuse", "ctx_checkpoints", "checkpoint_min_step"):
+        for name in ("n_keep", "cache_reuse", "ctx_checkpoints", "checkpoint_min_step"):
             if getattr(self, name) < 0:
                 raise CacheUsageError(f"{name} = {getattr(self, name)} is negative")

@@ -28,6 +28,9 @@ from kvsim.workload.slot_server import SlotServer
 
 POLICIES = ("slots", "paged")
 
+LARGEST = 2**63 - 1
+"""Of whole numbers, for tables of results hold no larger ones."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -73,7 +76,8 @@ class Setup:
             good = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}[kinds[name]]
             if type(value) not in good:
                 raise CacheUsageError(f"{name} = {value!r} is not of type {kinds[name]}")
-            if kinds[name] == "float" and not abs(value) <= sys.float_info.max:
+            most = {"int": LARGEST, "float": sys.float_info.max}.get(kinds[name])
+            if most is not None and not abs(value) <= most:
                 raise CacheUsageError(f"{name} = {value!r:.40} is not a number that can be calculated with")
         if "arch" not in values:
             raise CacheUsageError("no model is given: set arch")

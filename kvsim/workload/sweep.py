@@ -30,7 +30,7 @@ import numpy as np
 from kvsim.errors import CacheUsageError
 from kvsim.spread import over_processes, over_ray
 from kvsim.workload.read import Workload
-from kvsim.workload.setup import Setup
+from kvsim.workload.setup import LARGEST, Setup
 from kvsim.workload.synthetic import fit
 
 _KEYS = {"workloads", "requests", "fitted", "seeds", "base", "grid", "random"}
@@ -91,8 +91,8 @@ def _jobs(spec: Any, folder: Path) -> Iterator[Job]:
     workloads = _list(spec, "workloads", str)
     seeds = _list(spec, "seeds", int) if "seeds" in spec else [0]
     requests, fitted = (_number(spec, name) for name in ("requests", "fitted"))
-    if min(seeds) < 0:
-        raise CacheUsageError(f"seeds has {min(seeds)}: seeds are 0 or more")
+    for seed in seeds:
+        _number({"seeds": seed}, "seeds")
     if seeds != [0] and not fitted:
         raise CacheUsageError("seeds make a difference only for made-up workloads: set fitted too")
     base = spec.get("base", {})
@@ -114,8 +114,8 @@ def _list(spec: Mapping[str, Any], name: str, kind: type) -> list[Any]:
 
 def _number(spec: Mapping[str, Any], name: str) -> int:
     value = spec.get(name, 0)
-    if type(value) is not int or value < 0:
-        raise CacheUsageError(f"{name} = {value!r} is not a number of requests")
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise CacheUsageError(f"{name} = {value!r} is not a number from 0 to {LARGEST}")
     return value
 
 
@@ -214,5 +214,15 @@ def write_table(rows: list[Path], path: Path) -> Path:
     except ModuleNotFoundError:
         raise CacheUsageError(f"the table is written with pyarrow: {NEEDED}") from None
     unique = dict.fromkeys(rows)
-    pq.write_table(pa.Table.from_pylist([json.loads(row.read_text()) for row in unique]), path)
+    pq.write_table(pa.Table.from_pylist([_read_row(row) for row in unique]), path)
     return path
+
+
+def _read_row(path: Path) -> dict[str, Any]:
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise CacheUsageError(f"{path} is damaged: remove it, and its simulation is done again")
+    return row

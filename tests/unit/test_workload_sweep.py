@@ -188,7 +188,11 @@ def test_a_random_search_draws(tmp_path: Path) -> None:
         (BASE + "grid: {bandwidth: [.nan]}", "bandwidth = nan is not a number"),
         (BASE + f"grid: {{bandwidth: [{'9' * 400}]}}", "is not a number that can be calculated with"),
         (BASE + "grid: {bandwidth: [0]}", "a device of 0 bytes/s"),
-        (BASE + "fitted: 3\nseeds: [0, -1]", "seeds has -1"),
+        (BASE + "grid: {n_keep: [-5]}", "n_keep = -5 is negative"),
+        (BASE + "fitted: 3\nseeds: [0, -1]", "seeds = -1 is not a number"),
+        (BASE + "fitted: 3\nseeds: [9223372036854775808]", "seeds = 9223372036854775808 is not a number"),
+        (BASE + "requests: 9223372036854775808", "requests = 9223372036854775808 is not a number"),
+        (BASE + "grid: {n_keep: [9223372036854775808]}", "n_keep = 9223372036854775808 is not a number"),
         (BASE + "grid: {n_params: [-1]}", "no more active than all"),
     ],
 )
@@ -197,6 +201,16 @@ def test_a_wrong_spec_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(Exception, match=r"spec.yaml|unknown model") as caught:
         read_spec(spec_file(tmp_path, text))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"5", b"\xff", b"[" * 100_000])
+def test_a_damaged_result_is_told_with_its_file(tmp_path: Path, damaged: bytes) -> None:
+    pytest.importorskip("pyarrow")
+    job = jobs_of(1)[0]
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / f"{job.key}.json").write_bytes(damaged)
+    with pytest.raises(CacheUsageError, match=rf"{job.key}\.json is damaged: remove it"):
+        sweep([job], tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
