@@ -15,6 +15,8 @@ the next token of each sequence would attend to; two allocators may both be righ
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -209,8 +211,8 @@ def engine_leaves(config: Config, data: bool = False) -> LeafFactory:
 
 
 def subject_named(name: str) -> Subject:
-    """``reference`` (held to the ledger), ``engine``, ``llamacpp``, or ``module:Class``. Raises KvsimError
-    if there is no such subject."""
+    """``reference`` (held to the ledger), ``engine``, ``llamacpp``, or ``module:Class``, whose module may lie in
+    the working directory. Raises KvsimError if there is no such subject."""
     if name == "reference":
         return LedgerSubject()
     if name == "engine":
@@ -222,6 +224,8 @@ def subject_named(name: str) -> Subject:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise KvsimError(f"unknown subject {name!r}: give reference, engine, llamacpp, or module:Class")
+    if not {"", os.getcwd()} & {*sys.path}:  # an installed command lacks it, unlike python -m
+        sys.path.insert(0, os.getcwd())
     try:
         made = getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError, TypeError) as error:

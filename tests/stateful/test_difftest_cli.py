@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_a_difference_is_told_with_its_trace_and_the_command_to_repeat_it(
     explained = CLI.invoke(app, ["replay", "--explain", str(trace)])
     assert explained.exit_code == 1
     assert "operation 2, seq_rm" in explained.output
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_the_installed_command_finds_the_module_of_the_page_in_the_working_directory(
+    tmp_path: Path, jobs: str
+) -> None:
+    """docs/adapt_your_cache.md, section 1."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "adapt_your_cache.md").read_text(), re.DOTALL)
+    assert code is not None
+    (tmp_path / "my_module.py").write_text(code[1])
+    command = Path(sys.executable).with_name("kvsim")
+    done = subprocess.run(
+        [command, "difftest", "--subject", "my_module:ListCache", "--memory", "kv", "--ops", "800",
+         "--jobs", jobs],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("800 operations in 2 sessions, ")
 
 
 @pytest.mark.parametrize(
