@@ -57,7 +57,7 @@ def explanation_in(line: str) -> Explanation | None:
 
     If several messages match, the longest does: what stands there says more than its part.
     """
-    text = " ".join(line.split())[:LONGEST_LINE]
+    text = " ".join(line.replace("`", "").split())[:LONGEST_LINE]
     matches = [
         (len(found.group()), entry) for pattern, entry in _patterns() if (found := pattern.search(text))
     ]
@@ -98,7 +98,8 @@ def _patterns() -> list[tuple[re.Pattern[str], Explanation]]:
 
 def _pattern(message: str) -> str:
     parts = [re.escape(part) for part in message.removesuffix("{}").split("{}")]
-    return r" *\S.*?".join(parts)
+    end = r"\b" if message[-1].isdigit() else ""  # 1 is not 12
+    return r" *\S.*?".join(parts) + end
 
 
 def _words(text: str) -> list[str]:

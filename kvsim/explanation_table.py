@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Explanation:
     """One message, or several that mean the same.
 
-    ``messages`` are llama.cpp's texts with ``{}`` where it puts values; ``where`` says who writes them.
+    ``messages`` are llama.cpp's texts with ``{}`` where it puts values, and for its return codes the words in
+    which people ask; ``where`` says who writes or returns them.
     ``cause``, ``see`` (how to see it) and ``remedy`` are for whoever reads the message; ``trace`` is a
     recording, from the root of the project, whose operation ``at`` shows it (empty where none can: the
     process ends, or there is no context yet). ``failed``: something was refused or lost; otherwise it is a
@@ -29,7 +30,100 @@ class Explanation:
 
 _TRACES, _HAZARDS = "fixtures/traces", "fixtures/hazards"
 
+
+def _returned(code: int) -> tuple[str, ...]:
+    """A return code in the words in which people ask about it."""
+    words = (
+        "llama_decode returned",
+        "llama_decode() returned",
+        "llama_decode return",
+        "llama_decode returns",
+    )
+    return tuple(f"{asked} {code}" for asked in words)
+
+
 EXPLANATIONS = (
+    # -- what llama_decode returns -----------------------------------------------------------------
+    Explanation(
+        id="decode-returned-1",
+        messages=_returned(1),
+        where="src/llama-context.cpp: decode",
+        cause=(
+            "No slot: before the first ubatch was computed, one of them found too few cells, or the batch "
+            "could not be split (a token of several sequences in a cache with one stream per sequence). No "
+            "token was placed; pending shifts and copies were applied, and window cells that the search gave "
+            "up are gone."
+        ),
+        see=(
+            "The message before it: 'failed to find a memory slot' (no-slot) or 'sequential split is not "
+            "supported' (coupled-needs-unified). Used cells plus the tokens of the batch exceed the size."
+        ),
+        remedy=(
+            "Remove finished sequences or shift the longest, then decode the same batch again; or decode it in "
+            "smaller parts, or make the context larger (-c)."
+        ),
+        trace=f"{_TRACES}/kv/llama-h32-uni-c1024-u16-s4-f16-07.jsonl.gz",
+        at=4,
+    ),
+    Explanation(
+        id="decode-returned-2",
+        messages=_returned(2),
+        where="src/llama-context.cpp: decode",
+        cause=(
+            "The abort callback stopped the computation of a ubatch. The ubatches before it stay in the "
+            "memory; of the aborted one the positions are removed, so far as the memory can (rolled-back)."
+        ),
+        see="The last positions of the sequences: they are those of the last ubatch that was computed.",
+        remedy=(
+            "Ask llama_memory_seq_pos_max where each sequence ends and go on from there. With recurrent or "
+            "hybrid memories restore a checkpoint, or decode the sequence anew."
+        ),
+        trace=f"{_TRACES}/kv/llama-h32-str-c256-u32-s1-f16-06.jsonl.gz",
+        at=40,
+    ),
+    Explanation(
+        id="decode-returned-minus-1",
+        messages=_returned(-1),
+        where="src/llama-context.cpp: decode",
+        cause=(
+            "The batch was refused: it has no tokens, names a sequence or a token id that does not exist, or "
+            "its positions do not go on where the sequence ends. Nothing was changed."
+        ),
+        see="The message before it says which rule the batch violates.",
+        remedy="Correct the batch; the same one is refused again. Explain the message before it.",
+        trace=f"{_TRACES}/kv/llama-h32-uni-c1024-u16-s4-f16-07.jsonl.gz",
+        at=10,
+    ),
+    Explanation(
+        id="decode-returned-minus-2",
+        messages=_returned(-2),
+        where="src/llama-context.cpp: decode",
+        cause=(
+            "There was no room for the graph of a ubatch or for the outputs, or preparing the memory failed in "
+            "a way that more cells do not help. The ubatches before it stay; the positions of the failed one "
+            "are removed, so far as the memory can."
+        ),
+        see="The lines of the allocator above; then 'removing memory module entries' (rolled-back).",
+        remedy=(
+            "Lower n_ubatch (-ub) or the context, or the layers on the device. Then ask "
+            "llama_memory_seq_pos_max where each sequence ends and go on from there."
+        ),
+    ),
+    Explanation(
+        id="decode-returned-minus-3",
+        messages=_returned(-3),
+        where="src/llama-context.cpp: decode",
+        cause=(
+            "The computation of a ubatch failed, or its graph could not be built. The ubatches before it stay; "
+            "the positions of the failed one are removed, so far as the memory can."
+        ),
+        see="'failed to compute graph' and the lines of the backend above (compute-failed).",
+        remedy=(
+            "Mostly the device has run out of memory: lower n_ubatch (-ub) or the context. Then ask "
+            "llama_memory_seq_pos_max where each sequence ends; a backend that failed once may need a new "
+            "context."
+        ),
+    ),
     # -- no room -----------------------------------------------------------------------------------
     Explanation(
         id="no-slot",

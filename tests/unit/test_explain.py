@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[2]
 MESSAGES = [(entry, message) for entry in EXPLANATIONS for message in entry.messages]
 
 SHOWN = {
+    "decode-returned-1": ("decode", 1),
+    "decode-returned-2": ("decode", 2),
+    "decode-returned-minus-1": ("decode", -1),
     "no-slot": ("decode", 1),
     "no-slot-retried": ("decode", 1),
     "context-exceeded": ("decode", 1),
@@ -72,6 +75,27 @@ def test_every_message_is_found_whatever_its_values_and_prefix(entry, message, d
         st.sampled_from(["", "0.12.345.678 W llama_context: ", "srv  update_slots: ", "what():  "])
     )
     assert explanation_in(prefix + message + data.draw(st.sampled_from(["", "\n", " (x)"]))) is entry
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ("llama_decode returned 1", "decode-returned-1"),
+        ("why did `llama_decode` return 1", "decode-returned-1"),
+        ("llama_decode() returned 2", "decode-returned-2"),
+        ("llama_decode returned -1", "decode-returned-minus-1"),
+        ("llama_decode returns -2?", "decode-returned-minus-2"),
+        ("main: llama_decode() returned -3", "decode-returned-minus-3"),
+    ],
+)
+def test_every_return_code_of_a_decode_is_found(asked, wanted):
+    """spec decode 2, return codes."""
+    [found] = explain(asked)
+    assert (found.explanation.id, found.exact) == (wanted, True)
+
+
+def test_a_number_that_begins_like_a_return_code_is_another():
+    assert explanation_in("llama_decode returned 12") is None
 
 
 def test_of_two_messages_in_a_line_the_longer_one_is_meant():
