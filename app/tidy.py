@@ -18,9 +18,7 @@ EVERY = 30.0
 
 @st.cache_resource
 def begin() -> threading.Thread:
-    """Begin to tidy up, once for the whole server. What has been imported by now stays, and is not looked at again."""
-    gc.collect()
-    gc.freeze()
+    """Begin to tidy up, once for the whole server."""
     thread = threading.Thread(target=_tidy, daemon=True, name="tidy")
     thread.start()
     return thread
