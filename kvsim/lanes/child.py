@@ -22,8 +22,8 @@ from kvsim.lanes.session import Answer, Session
 
 T = TypeVar("T")
 
-COPY_TIMEOUT = 60
-"""Seconds after which a copy of this process is ended."""
+COPY_TIMEOUT = 90
+"""Seconds after which a copy of this process is ended, before the other side gives up on this one."""
 
 
 def in_a_copy(act: Callable[[], T]) -> tuple[T | None, str]:
@@ -45,6 +45,8 @@ def in_a_copy(act: Callable[[], T]) -> tuple[T | None, str]:
     with os.fdopen(read, "rb") as theirs:
         data = theirs.read()
     code = os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+    if code == -signal.SIGALRM:
+        raise KvsimError(f"llama.cpp did not answer within {COPY_TIMEOUT} s")
     if data and code == 0:
         found, wrong = pickle.loads(data)
         if wrong:
@@ -111,6 +113,8 @@ def serve(pipe: Any) -> None:
                 value = getattr(session, method)(*args)
         except KvsimError as error:
             pipe.send(("refused", str(error)))
+        except Exception as error:  # a fault of ours, which must not pass for an end of llama.cpp
+            pipe.send(("refused", f"a request could not be made: {type(error).__name__}: {error}"))
         else:
             pipe.send(("ok", value))
 

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from kvsim.errors import KvsimError
+from kvsim.lanes import child
 from kvsim.lanes.child import in_a_copy
 
 
@@ -25,3 +26,9 @@ def test_how_a_copy_ends_is_told() -> None:
 def test_an_exception_of_ours_is_no_end() -> None:
     with pytest.raises(KvsimError, match=r"a request could not be made: KeyError: 'slot'"):
         in_a_copy(lambda: {}["slot"])
+
+
+def test_a_copy_that_hangs_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "COPY_TIMEOUT", 1)
+    with pytest.raises(KvsimError, match="llama.cpp did not answer within 1 s"):
+        in_a_copy(lambda: signal.pause())
