@@ -58,7 +58,18 @@ def tell(opened: Opened, told: Any, act: Any) -> None:
         act.button("Compare again", key="compare_again", on_click=forget)
         return
     act.empty()
-    told.html(_verdict(checking.checked, opened))
+    told.html(_verdict(checking.checked, opened) + _failure(opened))
+
+
+def _failure(opened: Opened) -> str:
+    """What the tester found at the end, if it saved the recording."""
+    found = opened.header.failure
+    if found is None:
+        return ""
+    op = found["operation"].partition("(")[0]
+    return tag(
+        "bad", f"✕ {found['subject']} {found['verdict']} at {op}", f"{found['operation']}: {found['what']}"
+    )
 
 
 def _checking(opened: Opened) -> Checking | None:

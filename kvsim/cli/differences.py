@@ -1,4 +1,4 @@
-"""``kvsim replay --explain``: the hazards met, and the first difference as two cell maps."""
+"""``kvsim replay --explain``: the hazards met, what a tester found, and the first difference as two cell maps."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ def explain_hazards(out: Console, met: dict[str, Meeting]) -> None:
         first = f"first {meeting.i}, {meeting.call}"
         out.print(Text(f"  hazard {name}: {count(meeting.operations, 'operation')}, {first}"))
         out.print(Text(f"    {HAZARDS[name].happens}"))
+
+
+def explain_failure(out: Console, failure: dict[str, str], differences: int) -> None:
+    """Print what the tester found at the end of a trace that it saved."""
+    out.print(Text(f"  {failure['subject']} {failure['verdict']} at {failure['operation']}:"))
+    out.print(Text(f"    {failure['what']}"))
+    if not differences:
+        out.print(
+            Text("    The steps are the reference's: a trace has no place for what the subject showed.")
+        )
 
 
 def explain(out: Console, parting: Parting) -> None:

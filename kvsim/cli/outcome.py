@@ -44,7 +44,8 @@ class Meeting:
 
 @dataclass
 class Outcome:
-    """One trace, replayed. ``differences`` counts fields over all steps; ``met`` is by hazard id."""
+    """One trace, replayed. ``differences`` counts fields over all steps; ``met`` is by hazard id;
+    ``failure`` is what the tester found, if it saved the trace."""
 
     path: str
     operations: int = 0
@@ -52,6 +53,7 @@ class Outcome:
     differences: int = 0
     first: Parting | None = None
     met: dict[str, Meeting] = field(default_factory=dict)
+    failure: dict[str, str] | None = None
     error: str | None = None
 
     @property
@@ -75,6 +77,7 @@ class Outcome:
             **counts([self]),
             "first": None if self.first is None else self.first.to_json(),
             "met": {name: {"operations": m.operations, "first": m.i} for name, m in self.met.items()},
+            **({} if self.failure is None else {"failure": self.failure}),
             "error": self.error,
         }
 
@@ -90,6 +93,7 @@ def replay_one(path: Path, report: Callable[[int], object]) -> Outcome:
     outcome, recorder = Outcome(str(path)), Recorder()
     try:
         trace = read_trace(path)
+        outcome.failure = trace.header.failure
         for recorded, computed in replay_beside(trace, observer=recorder):
             outcome.add(trace.header, recorded, computed, recorder.take())
             report(trace.bytes_read)

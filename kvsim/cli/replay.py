@@ -11,7 +11,7 @@ import typer
 from rich.progress import Progress, TaskID
 from rich.text import Text
 
-from kvsim.cli.differences import explain, explain_hazards
+from kvsim.cli.differences import explain, explain_failure, explain_hazards
 from kvsim.cli.outcome import COUNTS, Outcome, counts, replay_one
 from kvsim.cli.terminal import DIFFERENT, UNUSABLE, beside, find_traces, progress, stdout
 
@@ -63,6 +63,8 @@ def _print_outcome(bar: Progress, outcome: Outcome, explained: bool, width: int)
     out.print(_line(outcome.path, counts([outcome]), width))
     if explained:
         explain_hazards(out, outcome.met)
+        if outcome.failure is not None:
+            explain_failure(out, outcome.failure, outcome.differences)
         if outcome.first is not None:
             explain(out, outcome.first)
 

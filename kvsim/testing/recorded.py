@@ -17,6 +17,7 @@ from kvsim.testing.cache_info import Config
 from kvsim.testing.match import ENDS, DifferenceError
 from kvsim.trace import Header, Step, TraceWriter, read_trace
 from kvsim.trace.describe import header_of
+from kvsim.trace.header import LONGEST_FAILURE
 
 
 def steps_of(config: Config, ops: Iterable[Op]) -> Iterator[Step]:
@@ -53,14 +54,21 @@ def write_failure(
 
     All steps before it are the reference's, so a replay differs in the last one alone, and shows both sides
     there. Where the subject showed no picture of cells, or one that cannot be read, the last step is the
-    reference's too, and only the header (``config.failure``) says what was wrong.
+    reference's too, and only the header (``config.failure``) says what the subject did instead.
     """
     header = header_of(config.model, config.params, sizes=config.sizes, name=config.name, seed=seed)
-    failure = {"subject": error.subject, "verdict": error.verdict, "what": error.what}
-    header = replace(header, config={**header.config, "failure": failure})
+    performed = ops or error.ops
+    failure = {
+        "subject": error.subject,
+        "verdict": error.verdict,
+        "operation": str(performed[-1]) if performed else "init",
+        "what": error.what,
+    }
+    said = {name: _printable(text) for name, text in failure.items()}
+    header = replace(header, config={**header.config, "failure": said})
     steps = []
     with suppress(Exception):  # where the reference itself falls over, its trace ends; the header says why
-        for step in steps_of(config, ops or error.ops):
+        for step in steps_of(config, performed):
             steps.append(step)
     last = _as_subject_has_it(steps[-1], error)
     write_steps(path, header, [*steps[:-1], last])
@@ -69,6 +77,11 @@ def write_failure(
             pass
     except TraceError:
         write_steps(path, header, steps)
+
+
+def _printable(text: str) -> str:
+    """As a header may have it: whatever a subject says is on one line, and has an end."""
+    return "".join(c if c.isprintable() else " " for c in text)[:LONGEST_FAILURE]
 
 
 def _as_subject_has_it(step: Step, error: DifferenceError) -> Step:

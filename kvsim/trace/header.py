@@ -134,6 +134,12 @@ _COMPRESSOR: Table = {
     "n_stream": _N_SEQ,
     "n_rs_seq": integer(0, MAX_SEQ),
 }
+LONGEST_FAILURE = 10_000
+_SAID = Kind(
+    f"printable text of at most {LONGEST_FAILURE} characters",
+    lambda v: type(v) is str and len(v) <= LONGEST_FAILURE and v.isprintable(),
+)
+_FAILURE: Table = {"subject": _SAID, "verdict": _SAID, "operation": _SAID, "what": _SAID}
 _ROPE_LAYER: Table = {"freq_base": NUMBER, "freq_scale": NUMBER, "factors": or_null(_NUMBERS)}
 
 
@@ -193,10 +199,19 @@ class Header:
         are of one narrow row per cell."""
         return bool(self.config.get("interval", False))
 
+    @property
+    def failure(self) -> dict[str, str] | None:
+        """What the tester found at the end: ``subject``, ``verdict``, ``operation``, ``what``. None if the tester
+        did not save the trace."""
+        return self.config.get("failure")
+
 
 def _check_config(header: Header) -> None:
     config = header.config
-    check_record(config, _CONFIG, "config", {"made_smaller": LIST, "interval": BOOL})
+    check_record(config, _CONFIG, "config", {"made_smaller": LIST, "interval": BOOL, "failure": RECORD})
+    if "failure" in config:
+        check_record(config["failure"], _FAILURE, "config.failure")
+        check_names(config["failure"], _FAILURE, "config.failure")
     check_record(config["cparams"], _CPARAMS, "config.cparams")
     for il, layer in enumerate(config["rope_layers"]):
         check_record(layer, _ROPE_LAYER, f"config.rope_layers[{il}]")

@@ -78,6 +78,16 @@ def test_a_recording_is_one_whatever_its_name() -> None:
     assert "✓ 0 differences" in verdict(at)
 
 
+def test_a_recording_of_the_tester_says_what_it_found() -> None:
+    header, *lines = gzip.decompress(KV.read_bytes()).splitlines()
+    line = json.loads(header)
+    found = {"subject": "mine", "verdict": "differs", "operation": "seq_rm(seq=0)", "what": "kv: 1 < 2"}
+    line["config"]["failure"] = found
+    said = verdict(upload("failure.jsonl", b"\n".join([json.dumps(line).encode(), *lines])))
+    assert "✓ 0 differences" in said
+    assert 'title="seq_rm(seq=0): kv: 1 &lt; 2">✕ mine differs at seq_rm</div>' in said
+
+
 def test_messages_are_marked_and_explained_where_they_stand() -> None:
     steps = steps_of(upload("server.log", log_of("llama-debug3")))
     said = {step["i"]: step for step in steps if "means" in step}

@@ -44,6 +44,10 @@ class KeepsLast(Same):
         return super().apply(op)
 
 
+class BehavesButKeepsLast(Behaves, KeepsLast):
+    """The same fault in a subject that shows its behaviour alone."""
+
+
 class Raises(Same):
     """Falls over a batch of more than three tokens."""
 

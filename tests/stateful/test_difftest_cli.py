@@ -18,6 +18,7 @@ from kvsim.cli import app
 from kvsim.testing import CacheMachine, Subject
 from kvsim.testing.difftest import SESSION, Campaign, session_of
 from kvsim.testing.report import Report
+from kvsim.trace import read_trace
 
 ROOT = Path(__file__).parents[2]
 CLI = CliRunner()
@@ -56,6 +57,36 @@ def test_a_difference_is_told_with_its_trace_and_the_command_to_repeat_it(
     explained = CLI.invoke(app, ["replay", "--explain", str(trace)])
     assert explained.exit_code == 1
     assert "operation 2, seq_rm" in explained.output
+    assert "  the same differs at seq_rm(" in explained.output
+
+
+def test_a_trace_of_a_subject_without_cells_says_what_the_subject_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    trace = tmp_path / "f.jsonl"
+    line = [
+        "difftest",
+        "--subject",
+        "difftest_subjects:BehavesButKeepsLast",
+        "--memory",
+        "kv",
+        "--config",
+        "tiny",
+    ]
+    assert CLI.invoke(app, [*line, "--seed", "3", "--ops", "4000", "--trace", str(trace)]).exit_code == 1
+    failure = read_trace(trace).header.failure
+    assert failure is not None
+    assert set(failure) == {"subject", "verdict", "operation", "what"}
+    explained = CLI.invoke(app, ["replay", "--explain", str(trace)])
+    assert (explained.exit_code, " 0 differences" in explained.output) == (0, True)
+    assert f"  the same differs at {failure['operation']}:\n" in explained.output
+    assert re.search(
+        r"\n    kv: the next token of sequence \d+ attends to \[.*\], expected ", explained.output
+    )
+    assert "The steps are the reference's" in explained.output
+    [told] = json.loads(CLI.invoke(app, ["replay", "--json", str(trace)]).output)["traces"]
+    assert told["failure"] == failure
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

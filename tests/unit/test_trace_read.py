@@ -275,6 +275,13 @@ HEADERS = {
     "n_layer_all": (set_in("config.hparams.n_layer_all", 3), "config.hparams.n_layer_all"),
     "rope": (set_in("config.rope_layers", []), "config.rope_layers has 0 entries for 2 layers"),
     "rope type": (set_in("config.hparams.rope_type", 77), "config.hparams.rope_type = 77 is unknown"),
+    "failure": (set_in("config.failure", {"subject": "mine"}), "config.failure has no 'verdict'"),
+    "failure over two lines": (
+        set_in(
+            "config.failure", {"subject": "mine", "verdict": "differs", "operation": "init", "what": "a\nb"}
+        ),
+        "config.failure.what is 'a\\nb', must be printable text of at most 10000 characters",
+    ),
     "made smaller": (set_in("config.made_smaller", 5), "config.made_smaller is 5, must be a list"),
     "a stranger made smaller": (
         set_in("config.made_smaller", ["swa"]),
