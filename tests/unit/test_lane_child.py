@@ -30,5 +30,5 @@ def test_an_exception_of_ours_is_no_end() -> None:
 
 def test_a_copy_that_hangs_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "COPY_TIMEOUT", 1)
-    with pytest.raises(KvsimError, match="llama.cpp did not answer within 1 s"):
+    with pytest.raises(KvsimError, match=r"llama\.cpp did not answer within 1 s"):
         in_a_copy(lambda: signal.pause())
