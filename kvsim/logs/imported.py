@@ -145,8 +145,9 @@ class _Pictures:
         self._names = CacheNames(header.memory)
         empty: dict[str, Any] = {"head": 0, "used": 0, "has_shift": False, "cells": []}
         self._caches = {name: [empty] * cache["n_stream"] for name, cache in header.caches.items()}
-        # a context that was just made is empty; of an older one nothing is known before it is printed
+        # a context that was just made is empty, until one of its caches shows cells; of an older one nothing is known
         self._unseen = {} if from_start else {name: list(range(len(s))) for name, s in self._caches.items()}
+        self._printed: set[tuple[str, int]] = set()
         self._pos: dict[str, list[int]] = {str(seq): [-1, -1] for seq in range(header.n_seq_max)}
         self._positions_of = "swa" if "swa" in self._caches else next(iter(self._caches))
 
@@ -169,13 +170,20 @@ class _Pictures:
         streams = list(self._caches[name])
         streams[search.stream] = stream
         self._caches = {**self._caches, name: streams}
-        unseen = set(self._unseen.get(name, ())) - {search.stream}
-        if cells is None and search.used:
-            unseen.add(search.stream)
-        self._unseen = {**self._unseen, name: sorted(unseen)}
+        self._printed.add((name, search.stream))
+        self._know(name, search.stream, cells is not None or not search.used)
+        if search.used:  # what fills one cache fills the others too
+            for other, streams in self._caches.items():
+                if search.stream < len(streams) and (other, search.stream) not in self._printed:
+                    self._know(other, search.stream, False)
         if name == self._positions_of:
             self._place(search)
         return name
+
+    def _know(self, name: str, stream: int, known: bool) -> None:
+        """Note whether the cells of this stream are known now."""
+        unseen = {*self._unseen.get(name, ())} - {stream} if known else {*self._unseen.get(name, ()), stream}
+        self._unseen = {**self._unseen, name: sorted(unseen)}
 
     def _place(self, search: Search) -> None:
         """Note the ranges of the sequences in this stream: all of them if there is one stream only."""

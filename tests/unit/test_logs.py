@@ -106,6 +106,20 @@ def test_a_lower_level_gives_what_it_shows_and_marks_the_rest_as_unseen(level):
         )
 
 
+def test_a_cache_that_is_not_printed_yet_is_unseen_once_another_shows_cells():
+    """The first batch is placed in base, ubatch by ubatch, before swa is searched for the first time."""
+    steps = list(imported("gemma3").main.steps())[:6]
+    assert [step.after["caches"]["base"][0]["used"] for step in steps] == [0, 0, 32, 64, 64, 64]
+    assert [step.after.get("unseen") for step in steps] == [
+        None,
+        None,
+        {"swa": [0]},
+        {"swa": [0]},
+        None,
+        None,
+    ]
+
+
 def test_positions_of_sequences_are_known_at_every_level():
     cells = held("gemma3")[-1].cells  # of the window cache, which the memory's positions are of
     spans = {str(seq): [p for _, p, owners in cells if seq in owners] for seq in (0, 1)}

@@ -19,6 +19,7 @@ import { MANY } from "./layout.js";
 import { Picks } from "./picks.js";
 import { isTrouble } from "./hazards.js";
 import { el } from "./format.js";
+import { frameOnTab } from "./ground.js";
 
 const LABELS = ["position", "sequence", "token", "shift"];
 const DWELL = 420, QUIET_STEP = 600, FAST_STEP = 60;
@@ -36,6 +37,7 @@ export class Player {
     parent.append(this.root);
     this._build(payload);
     this.root.addEventListener("keydown", (event) => onKey(this, event));
+    frameOnTab(this.root);
     this.observer = new ResizeObserver(() => this.layOut());
     this.observer.observe(this.root);
     document.fonts?.addEventListener("loadingdone", this._fonts = () => this.layOut());
@@ -106,6 +108,7 @@ export class Player {
     this.noted = notes;
     for (const [i, note] of entries) if (this.model.steps[i]) Object.assign(this.model.steps[i], note);
     if (!this.frame) return; // where there is no room yet, all is drawn once there is some
+    this.stage.layOut(); // they may need room
     this.dock.place(this.dock.root.clientWidth - 40);
     this.stage.hazards.draw(this.frame.step);
     this.draw();

@@ -10,8 +10,8 @@ export function drawMarks(lane, ctx) {
   for (const [i, was] of lane.ghosts) ghost(lane, ctx, theme, i, was);
   if (lane.image) imageRings(lane, ctx, theme);
   else for (const i of lane.rings) ring(lane, ctx, theme, i);
-  endOfKv(lane, ctx, theme);
   if (lane.wanted) for (const i of lane.wanted) wanted(lane, ctx, theme, i);
+  endOfKv(lane, ctx, theme);
   for (const [i, n] of lane.player.picks.of(lane.k)) picked(lane, ctx, theme, i, n);
   head(lane, ctx, theme);
   pointed(lane, ctx, theme);
@@ -119,7 +119,7 @@ function wanted(lane, ctx, theme, i) {
 function head(lane, ctx, theme) {
   const at = lane.headShown ?? lane.player.model.now[lane.k].head;
   const last = at >= lane.spec.size || at >= lane.rows * lane.cols;
-  if (at > lane.rows * lane.cols) return;
+  if (at > lane.rows * lane.cols || lane.player.model.isUntold(lane.k)) return;
   const { x, y } = last ? lane.at(at - 1) : lane.at(at);
   pin(ctx, theme, last ? x + lane.pw : x, y, lane.ph, lane.pw);
 }

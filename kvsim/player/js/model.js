@@ -278,6 +278,9 @@ export class Model {
     return (this.side.extra?.unseen?.[cache] ?? []).includes(stream);
   }
 
+  // Whether not even the count and the head of lane k are known: the log has not printed it yet.
+  isUntold(k) { return this.isUnseen(k) && !this.now[k].used; }
+
   // The lane of `cache` that holds sequence `seq`: the only one, or that sequence's stream.
   laneOf(cache, seq) {
     return this.lanes.findIndex((lane) => lane.cache === cache && (lane.n_stream === 1 || lane.stream === seq));

@@ -12,7 +12,7 @@ import { el, number } from "./format.js";
 import { PURGE } from "./model.js";
 import { HazardNotes } from "./hazards.js";
 
-const HEADER = 47, COMPACT = 38, LENS = 118, MOST_HEIGHT = 12000;
+const HEADER = 47, COMPACT = 38, LENS = 118, NOTES = 120, MOST_HEIGHT = 12000;
 const WHOLE = 512;  // so many cells are all shown where a recording grows while it is watched: then nothing jumps
 
 export class Stage {
@@ -44,7 +44,7 @@ export class Stage {
 
   layOut() {
     const { player } = this;
-    const width = this.scroll.clientWidth - 40, height = this.scroll.clientHeight - 26;
+    const width = this.scroll.clientWidth - 40, height = this.scroll.clientHeight - 26 - this._notes();
     this.recurrent.place(width);
     this.compressors.place(width);
     this.rulers.place(width, 0);
@@ -53,6 +53,12 @@ export class Stage {
     const left = height - (this.plan?.height ?? 0) - this._fixed();
     this._placeLens(width, left);
     this.rulers.place(width, left - (this.lensFloats || this.lens.root.hidden ? 0 : LENS));
+  }
+
+  // Room for what a step has to say, where it stands below the picture.
+  _notes() {
+    const { root, model } = this.player;
+    return root.matches(".kv-narrow:not(.kv-plain, .kv-board)") && model.steps.some((step) => step.hazards) ? NOTES : 0;
   }
 
   _fixed() {
@@ -188,10 +194,11 @@ export class Stage {
     const { model } = this.player;
     const { spec, k } = lane, now = model.now[k], was = frame.lanes[k];
     const changes = was.changes;
-    const facts = [[number(now.used), ` of ${number(spec.size)} used`]];
+    const unseen = model.isUnseen(k), untold = model.isUntold(k);
+    const facts = untold ? [] : [[number(now.used), ` of ${number(spec.size)} used`]];
     const nKv = this.player.nKv()[spec.cache], nKv0 = model.nKv[frame.i - 1]?.[spec.cache];
     if (nKv) facts.push(["n_kv ", nKv0 && nKv0 !== nKv ? `${number(nKv0)} → ` : "", number(nKv)]);
-    facts.push(["head ", was.head !== now.head ? `${number(was.head)} → ` : "", number(now.head)]);
+    if (!untold) facts.push(["head ", was.head !== now.head ? `${number(was.head)} → ` : "", number(now.head)]);
     let pending = 0;
     if (now.hasShift) for (let i = 0; i < spec.size; i++) if (now.shift[i]) pending++;
     if (pending) facts.push([number(pending), ` shift${pending === 1 ? "" : "s"} pending`]);
@@ -203,9 +210,8 @@ export class Stage {
     if (stale.length) facts.push(["", stalePools(stale)]);
     if (lane === this.shown[0] && frame.step.graph?.includes("rebuilt")) facts.push(["", `graph ${frame.step.graph.replace(/^.*; /, "")}`]);
     if (spec.swa_type) facts.push(["window ", number(spec.n_swa)]);
-    const unseen = model.isUnseen(k);
     lane.root.classList.toggle("kv-unseen", unseen);
-    if (unseen) facts.push(["", "the log does not show which cells"]);
+    if (unseen) facts.push(["", untold ? `the log has not shown its ${number(spec.size)} cells yet` : "the log does not show which cells"]);
     lane.facts.replaceChildren(...facts.map((fact) => el("span", "", fact.map((text) => el(/^[\d,−]+$/.test(text) ? "b" : "span", "", text)))));
     const { why } = frame.step;
     const refused = why && why.cache === spec.cache && why.stream === spec.stream;
