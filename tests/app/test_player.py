@@ -333,3 +333,52 @@ def test_a_player_that_plays_goes_on_over_the_end_of_a_part(show) -> None:
     page.evaluate("p => { kvsim.player.play(); kvsim.extend(p) }", whole)
     assert page.evaluate("kvsim.player.playing")
     until(page, "kvsim.player.at > 10")
+
+
+def framed(page) -> bool:
+    """Whether the player as a whole has its frame."""
+    return page.locator(".kv").evaluate("e => getComputedStyle(e, '::after').borderTopWidth") == "2px"
+
+
+def test_keys_act_at_once_and_only_the_tab_key_brings_the_frame(show):
+    page = show(payload_of(KV), at=5)
+    assert not framed(page)
+    page.keyboard.press("ArrowRight")
+    until(page, "kvsim.player.at === 6")
+    assert not framed(page)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Shift+Tab")
+    assert framed(page)
+    page.locator(".kv-lane-name").first.click()
+    page.get_by_role("button", name="One step on").click()
+    assert not framed(page)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_line_of_the_ground_lies_between_the_stripes_of_every_pair_of_sequences(show, theme):
+    """Between them, cells come much nearer to the ground than the colour that is nearest to it."""
+    page = show(payload_of(KV), theme=theme)
+    near = page.evaluate("""() => {
+      const { theme } = kvsim.player, found = [];
+      const numbers = (color) => color.match(/\\w\\w/g).map((h) => parseInt(h, 16));
+      const ground = numbers(theme.bg), far = (c) => Math.hypot(...ground.map((v, k) => v - c[k]));
+      for (const pitch of [5, 11, 28]) for (let a = 0; a < 12; a++) for (let b = a + 1; b < 12; b++) {
+        const ctx = new OffscreenCanvas(56, 1).getContext("2d");
+        ctx.fillStyle = theme.bands(ctx, [a, b], pitch);
+        ctx.fillRect(0, 0, 56, 1);
+        const { data } = ctx.getImageData(0, 0, 56, 1);
+        const least = Math.min(...Array.from({ length: 56 }, (_, x) => far(data.slice(4 * x, 4 * x + 3))));
+        found.push(least / Math.min(far(numbers(theme.color(a))), far(numbers(theme.color(b)))));
+      }
+      return found;
+    }""")
+    assert len(near) == 3 * 66
+    assert max(near) < 0.4
+
+
+def test_a_sequence_of_one_position_names_it_once(show):
+    """ "0" and "2, was 0", where a sequence of several has "0–7"."""
+    trace = read_trace("fixtures/hazards/shift-moves-other-owners.jsonl.gz")
+    page = show(pack(trace.header, trace, "one"), at=2)
+    notes = "document.querySelector('.kv-rulers').getAttribute('aria-label')"
+    assert page.evaluate(notes) == "seq 0: 2, was 0; seq 1: 2, was 0"

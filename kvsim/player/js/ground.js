@@ -7,6 +7,18 @@ export function themeOf(host) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b < 128 ? "dark" : "light";
 }
 
+// A frame around the focused root only for who came to it by the tab key: not on load, and not after a click.
+export function frameOnTab(root) {
+  root.addEventListener("keyup", (event) => { if (event.key === "Tab" && event.target === root) root.classList.add("kv-tabbed"); });
+  root.addEventListener("blur", () => root.classList.remove("kv-tabbed"));
+}
+
+// Keys act at once on what has just appeared, unless a field, a button or another picture has the focus.
+export function focusIfFree(root) {
+  const has = document.activeElement;
+  if (!has?.closest("input, textarea, select, button, [contenteditable]") && !has?.shadowRoot?.activeElement) root.focus({ preventScroll: true });
+}
+
 // Keep a value in the address without running the script again.
 const waiting = new Map();
 

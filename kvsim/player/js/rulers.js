@@ -117,10 +117,10 @@ export class Rulers {
     }
     const [low, high] = frame.side.pos[seq] ?? [main.low, main.high];
     const [low0, high0] = frame.side0.pos[seq] ?? [-1, -1];
-    const ends = low < 0 ? `${number(main.low)}–${number(main.high)}` : low === high ? number(low) : `${number(low)}–${number(high)}`;
+    const ends = low < 0 ? span(main.low, main.high) : span(low, high);
     const tokens = parts.filter(Boolean).length === 1 && !main.ranged ? `, ${number(main.n)} token${main.n === 1 ? "" : "s"}` : "";
     if (main.twice) return `${ends}, ${number(main.twice)} held twice`;
-    if (low0 >= 0 && (low > low0 || high < high0) && low >= 0) return `${ends}, was ${number(low0)}–${number(high0)}`;
+    if (low0 >= 0 && (low > low0 || high < high0) && low >= 0) return `${ends}, was ${span(low0, high0)}`;
     return ends + tokens;
   }
 
@@ -230,6 +230,9 @@ export class Rulers {
     ctx.stroke();
   }
 }
+
+// The first and the last of some positions, "0" if they are one.
+const span = (low, high) => (low === high ? number(low) : `${number(low)}–${number(high)}`);
 
 function spans(sorted) {
   const found = [];

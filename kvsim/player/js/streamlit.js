@@ -3,7 +3,7 @@
 // the script again.
 
 import { Follow } from "./follow.js";
-import { remember, themeOf } from "./ground.js";
+import { focusIfFree, remember, themeOf } from "./ground.js";
 import { mount } from "./main.js";
 
 const PLAYERS = new WeakMap();
@@ -18,6 +18,7 @@ export default function component({ parentElement, data, setStateValue }) {
     entry.follow = new Follow(player);
     entry.timer = setInterval(() => { player.setTheme(themeOf(host)); entry.follow.mark(); }, 400);
     PLAYERS.set(parentElement, entry);
+    if (!data.options.plain) focusIfFree(player.root);
   } else if (entry.key !== data.key) {
     entry.handle.update(JSON.parse(data.payload), { at: data.from ?? data.at });
     if (data.from != null && data.from < data.at) entry.handle.player.play();

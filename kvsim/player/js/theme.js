@@ -31,13 +31,17 @@ export class Theme {
     return this.ink;
   }
 
-  // Bands of the owners' colours, falling to the right; the pattern starts at the canvas' corner, so that a
-  // run of shared cells reads as one cloth.
+  // Bands of the owners' colours, falling to the right, with a line of the ground between them: neighbours that are
+  // alike in lightness would melt into each other. The pattern starts at the canvas' corner, so that a run of shared
+  // cells reads as one cloth.
   bands(ctx, owners, pitch) {
-    const width = (pitch >= 24 ? 5 : pitch >= 11 ? 4 : 3) * this.dpr;
-    const shown = owners.slice(0, 4);
-    return this._texture(ctx, `bands ${shown} ${width}`, Math.round(width * shown.length), (x, y, period) =>
-      rgb(this.color(shown[Math.floor(((((x - y) % period) + period) % period) / (period / shown.length))])));
+    const width = Math.round((pitch >= 24 ? 7 : pitch >= 11 ? 5 : 4) * this.dpr);
+    const line = (pitch >= 24 ? 1.75 : pitch >= 11 ? 1.25 : 0.75) * this.dpr;
+    const shown = owners.slice(0, 4), ground = rgb(this.bg), colors = shown.map((seq) => rgb(this.color(seq)));
+    return this._texture(ctx, `bands ${shown} ${width}`, width * shown.length, (x, y, period) => {
+      const across = (((x - y) % period) + period) % period;
+      return across % width < line ? ground : colors[Math.floor(across / width)];
+    });
   }
 
   // Thin lines rising to the right over a pale fill: a cell the window has passed.

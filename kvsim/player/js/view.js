@@ -2,7 +2,7 @@
 // draws again when its size or Streamlit's theme changes, and answers keys.
 
 import { el, number } from "./format.js";
-import { themeOf } from "./ground.js";
+import { frameOnTab, themeOf } from "./ground.js";
 import { Theme } from "./theme.js";
 
 const VIEWS = new WeakMap();
@@ -37,6 +37,7 @@ export class View {
     this.observer = new ResizeObserver(() => this.redraw());
     this.observer.observe(this.root);
     this.timer = setInterval(() => { if (this.root.dataset.theme !== themeOf(this.host)) this.redraw(); }, 400);
+    frameOnTab(this.root);
     this.root.addEventListener("keydown", (event) => {
       const act = this.keys()[event.key];
       if (!act) return;
