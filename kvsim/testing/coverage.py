@@ -74,9 +74,39 @@ RULES: dict[str, tuple[str, ...]] = {
 """Rules of docs/spec (file and label) -> the facts that show one at work."""
 
 
-def unreached(facts: Mapping[str, int]) -> list[str]:
-    """The rules of which no fact was seen."""
-    return [rule for rule, shown_by in RULES.items() if not any(facts.get(fact) for fact in shown_by)]
+_HYBRID = frozenset({"hybrid", "hybrid_iswa", "hybrid_idx"})
+_STATES = _HYBRID | {"recurrent"}
+_ATTENTION = _HYBRID | {"kv", "iswa", "dsa", "dsa_iswa", "msa", "dsv4"}
+_WINDOW = frozenset({"iswa", "dsa_iswa", "hybrid_iswa", "dsv4"})
+_EVERY = _STATES | _ATTENTION
+
+_MEMBERS = {
+    "batch": _EVERY,
+    "decode": _EVERY,
+    "state": _EVERY,
+    "cells": _ATTENTION,
+    "kv_cache": _ATTENTION,
+    "iswa": _WINDOW,
+    "hybrid": _HYBRID,
+    "recurrent": _STATES,
+    **dict.fromkeys(("kv_cache P2", "kv_cache A4", "decode B4", "state Rd4"), _WINDOW),
+    **dict.fromkeys(("decode B2", "state W4", "state Rd1", "state Rd5"), _ATTENTION),
+    **dict.fromkeys(("state Rc3", "state Rc4"), _STATES),
+    "decode B3": _STATES | {"dsv4"},
+}
+"""The members of the family that a rule concerns, by its file, or by file and label where others than the
+file's."""
+
+
+def rules_of(memories: Iterable[str]) -> list[str]:
+    """The rules that concern any of these members of the family."""
+    played = set(memories)
+    return [rule for rule in RULES if played & (_MEMBERS.get(rule) or _MEMBERS[rule.split()[0]])]
+
+
+def unreached(facts: Mapping[str, int], memories: Iterable[str]) -> list[str]:
+    """The rules of these members of the family of which no fact was seen."""
+    return [rule for rule in rules_of(memories) if not any(facts.get(fact) for fact in RULES[rule])]
 
 
 class Watcher:

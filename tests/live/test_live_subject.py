@@ -128,7 +128,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         app, [*asked, "--ops", "1", "--seed", "2", "--trace", str(tmp_path / "t.jsonl")]
     )
     assert result.exit_code == 0, result.output
-    assert "40 operations in 1 sessions" in result.stdout
+    assert "40 operations in 1 session," in result.stdout
 
 
 class Live(CacheMachine):

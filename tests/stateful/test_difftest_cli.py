@@ -29,7 +29,7 @@ def test_a_run_without_a_difference_ends_with_the_report(tmp_path: Path) -> None
     line = ["difftest", "--memory", "kv", "--config", "tiny", "--ops", "400", "--report", str(report)]
     done = CLI.invoke(app, line)
     assert done.exit_code == 0, done.output
-    assert done.output.startswith(f"{SESSION} operations in 1 sessions, ")
+    assert done.output.startswith(f"{SESSION} operations in 1 session, ")
     assert json.loads(report.read_text())["ops"] == SESSION
     again = CLI.invoke(app, line)
     assert json.loads(report.read_text())["ops"] == SESSION, "all was done already"
