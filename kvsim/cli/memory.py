@@ -18,6 +18,7 @@ from kvsim.models.gguf_header import read_model
 from kvsim.models.known import KNOWN, known_model
 from kvsim.models.memory_bytes import Fit, MemoryReport, fit_context, fit_sequences, memory_bytes
 from kvsim.models.params import ModelParams
+from kvsim.narrate.words import count
 
 _DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS = {**_DECIMAL, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -141,7 +142,8 @@ def _print_fit(out: Console, fit: Fit | None, n_ctx: int, as_json: bool) -> None
         smallest = "one sequence" if n_ctx else "the smallest context"
         out.print(Text(f"nothing fits, not even {smallest}"))
     else:
-        each = f"{fit.params.n_seq_max} sequences of {n_ctx:,} tokens fit"
+        n = fit.params.n_seq_max
+        each = f"{count(n, 'sequence')} of {n_ctx:,} tokens {'fits' if n == 1 else 'fit'}"
         out.print(Text(f"{each}:" if n_ctx else f"a context of {fit.params.n_ctx:,} tokens fits:"))
         _print(out, fit.report, as_json)
     if fit is None:

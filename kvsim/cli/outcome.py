@@ -14,6 +14,7 @@ from kvsim.replay import replay_beside
 from kvsim.trace import MISSING, Difference, Header, Step, compare_step, read_trace
 
 COUNTS = ("operations", "decodes", "differences", "hazards")
+"""What is counted, each a plural that ends in s."""
 
 
 @dataclass(frozen=True)

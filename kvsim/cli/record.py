@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kvsim.cli.terminal import check_writable, fail, keep_input, stderr, stdout
 from kvsim.errors import KvsimError
+from kvsim.narrate.words import count
 from kvsim.scenarios import SHIPPED, load_scenario, record_reference
 from kvsim.scenarios.live import record_live
 from kvsim.scenarios.run import Unexpected
@@ -61,7 +62,9 @@ def record_command(
                 n += 1
     except (KvsimError, OSError) as error:
         fail(error)
-    stdout().print(Text(f"{target}: {asked.title}; {n} operations on {header.source}, {header.arch}"))
+    stdout().print(
+        Text(f"{target}: {asked.title}; {count(n, 'operation')} on {header.source}, {header.arch}")
+    )
 
 
 def _tell(unexpected: Unexpected) -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from kvsim.cli.differences import explain, explain_failure, explain_hazards
 from kvsim.cli.outcome import COUNTS, Outcome, counts, replay_one
 from kvsim.cli.terminal import DIFFERENT, UNUSABLE, beside, find_traces, progress, stdout
+from kvsim.narrate.words import count
 
 
 def replay_command(
@@ -41,7 +42,7 @@ def replay_command(
     if as_json:
         print(json.dumps({"traces": [outcome.to_json() for outcome in outcomes], **counts(outcomes)}))
     elif len(outcomes) > 1:
-        stdout().print(_line(f"{len(outcomes)} traces", counts(outcomes), width))
+        stdout().print(_line(count(len(outcomes), "trace"), counts(outcomes), width))
     raise typer.Exit(_status(outcomes))
 
 
@@ -70,5 +71,6 @@ def _print_outcome(bar: Progress, outcome: Outcome, explained: bool, width: int)
 
 
 def _line(name: str, numbers: dict[str, int], width: int) -> Text:
-    columns = "  ".join(f"{numbers[what]:>6,} {what}" for what in COUNTS)
-    return Text(f"{name:<{width}}  {columns}", "bold red" if numbers["differences"] else "")
+    named = {what: what[:-1] if numbers[what] == 1 else what for what in COUNTS}
+    columns = "  ".join(f"{numbers[what]:>6,} {named[what]:<{len(what)}}" for what in COUNTS)
+    return Text(f"{name:<{width}}  {columns}".rstrip(), "bold red" if numbers["differences"] else "")

@@ -16,6 +16,7 @@ from rich.text import Text
 from kvsim.cli.memory import one_model
 from kvsim.cli.terminal import check_writable, fail, keep_input, stderr, stdout, table
 from kvsim.errors import KvsimError
+from kvsim.narrate.words import count
 
 if TYPE_CHECKING:
     from kvsim.workload.account import Account
@@ -161,7 +162,7 @@ def print_account(out: Console, setup: Setup, account: Account, took: float) -> 
     """The summary as tables."""
     totals = account.totals
     rate = totals.requests / took if took else 0.0
-    served = f"{totals.requests:,} requests in {account.samples[-1].time:,.1f} simulated seconds"
+    served = f"{count(totals.requests, 'request')} in {account.samples[-1].time:,.1f} simulated seconds"
     out.print(
         Text(f"{setup.arch}, {setup.policy}: {served} ({took:.1f} s here, {rate:,.0f} requests a second)")
     )

@@ -12,6 +12,7 @@ from rich.text import Text
 from kvsim.cli.simulate import counting
 from kvsim.cli.terminal import fail, stdout
 from kvsim.errors import KvsimError
+from kvsim.narrate.words import count
 
 
 def sweep_command(
@@ -35,4 +36,4 @@ def sweep_command(
             table = sweep(jobs, out, processes or os.cpu_count() or 1, ray, lambda job: bar.advance(task))
     except KvsimError as error:
         fail(error)
-    stdout().print(Text(f"{len(jobs)} simulations: {table}"))
+    stdout().print(Text(f"{count(len(jobs), 'simulation')}: {table}"))

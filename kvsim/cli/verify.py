@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvsim.cli.terminal import DIFFERENT, beside, fail, progress, stdout
+from kvsim.narrate.words import count
 from kvsim.verify import GoldenError, Result, golden_files, verify_file
 
 
@@ -38,7 +39,11 @@ def verify_command(
                 bar.advance(task, size)
     except GoldenError as error:
         fail(error)
-    stdout().print(Text(f"{len(files)} files, {checked} arrays, {failed} files out of tolerance"))
+    stdout().print(
+        Text(
+            f"{count(len(files), 'file')}, {count(checked, 'array')}, {count(failed, 'file')} out of tolerance"
+        )
+    )
     raise typer.Exit(DIFFERENT if failed else 0)
 
 

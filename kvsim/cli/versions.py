@@ -12,6 +12,7 @@ from kvsim.lanes.against import changes, write_change
 from kvsim.lanes.campaign import memory_of
 from kvsim.lanes.library import LaneError, library_named
 from kvsim.models.tiny import TINY
+from kvsim.narrate.words import count
 
 LANE = "llamacpp"
 
@@ -40,7 +41,7 @@ def hold_against(lane: str, against: str, memory: str, config: str, ops: int, se
             for op in change.ops:
                 out.print(Text(f"  {op}"))
             out.print(Text(f"  traces: {', '.join(map(str, paths))}"))
-    out.print(Text(f"{n} changes in {ops:,} operations a memory"))
+    out.print(Text(f"{count(n, 'change')} in {count(ops, 'operation')} a memory"))
     return n
 
 

@@ -30,6 +30,7 @@ from kvsim.lanes.pair import Pair, Report
 from kvsim.models.context_params import ContextParams, resolve
 from kvsim.models.memory_spec import memory_spec
 from kvsim.models.tiny import TINY, write_tiny
+from kvsim.narrate.words import count
 from kvsim.ops import Op
 from kvsim.testing import generate
 from kvsim.testing.match import DifferenceError
@@ -225,8 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in campaign.run(args.ops, Path(folder)):
             print(told(line), flush=True)
     for memory, n in sorted(campaign.done.items()):
-        print(f"{memory}: {n} operations")
-    print(f"llama.cpp {campaign.version}: {campaign.differences} differences")
+        print(f"{memory}: {count(n, 'operation')}")
+    print(f"llama.cpp {campaign.version}: {count(campaign.differences, 'difference')}")
     return int(campaign.differences > 0)
 
 

@@ -83,7 +83,7 @@ def test_on_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     forgetful(monkeypatch)
     changed = CliRunner().invoke(app, [*asked, "--lane", "llamacpp", "--ops", "200"])
     assert changed.exit_code == 1
-    assert "1 changes in 200 operations a memory" in changed.stdout
+    assert "1 change in 200 operations a memory" in changed.stdout
     assert (tmp_path / "t-1.b11549.jsonl").exists()
 
 

@@ -65,6 +65,15 @@ def test_replay_prints_one_line_a_trace_and_the_sum(tmp_path):
     assert result.stderr == ""
 
 
+def test_one_of_a_thing_is_told_in_the_singular(tmp_path):
+    trace = tmp_path / "one.jsonl"
+    header, init, decode = lines_of(SMALL)[:3]
+    trace.write_bytes(as_bytes([header, init, decode]))
+    assert run("replay", trace).stdout == (
+        f"{trace}       2 operations       1 decode        0 differences       0 hazards\n"
+    )
+
+
 def test_replay_of_one_trace_has_no_sum():
     assert run("replay", SMALL).stdout.count("\n") == 1
 
@@ -73,7 +82,7 @@ def test_replay_finds_a_difference(tampered):
     path, _, _ = tampered
     result = run("replay", path)
     assert result.exit_code == 1
-    assert result.stdout.split()[-4:-2] == ["1", "differences"]
+    assert result.stdout.split()[-4:-2] == ["1", "difference"]
 
 
 def test_replay_explains_the_first_difference_side_by_side(tampered):
@@ -279,7 +288,7 @@ def test_verify_a_golden():
     assert line.endswith("25 arrays  worst 0.0e+00  agrees")
     assert len(arrays) == 25
     assert "    q4_0.cache_bytes: 0, allowed 0" in arrays
-    assert total == "1 files, 25 arrays, 0 files out of tolerance"
+    assert total == "1 file, 25 arrays, 0 files out of tolerance"
 
 
 def test_verify_tells_the_error_of_every_array_of_many_files():
@@ -300,7 +309,7 @@ def test_verify_finds_an_altered_array(tmp_path):
     result = run("verify", path)
     assert result.exit_code == 1
     assert "DIFFERS" in result.stdout
-    assert result.stdout.splitlines()[-1].endswith("1 files out of tolerance")
+    assert result.stdout.splitlines()[-1].endswith("1 file out of tolerance")
 
 
 def test_verify_of_what_is_no_golden(tmp_path):
