@@ -39,7 +39,7 @@ def show_command(
             unseen = s in step.after.get("unseen", {}).get(name, ())
             _print_stream(out, name, s, stream, old, reader.header, unseen)
     _print_recurrent(out, step.after["recurrent"])
-    _print_positions(out, step.after)
+    _print_positions(out, step.after, reader.header)
 
 
 def _find(steps: Any, at: int | None) -> tuple[Step | None, Step]:
@@ -122,13 +122,14 @@ def _print_recurrent(out: Console, recurrent: dict[str, Any] | None) -> None:
         out.print(Text(line))
 
 
-def _print_positions(out: Console, after: dict[str, Any]) -> None:
+def _print_positions(out: Console, after: dict[str, Any], header: Header) -> None:
     out.print(Text("\npositions", style="bold"))
     held = [(seq, ends) for seq, ends in after["pos"].items() if ends != [-1, -1]]
     for seq, (first, last) in held:
         out.print(Text(f"  seq {seq}: {first} to {last}"))
     if not held:
-        out.print(Text("  none: every sequence is empty"))
+        untold = "log" in header.config and after.get("unseen")  # a log prints them with the cells
+        out.print(Text("  not known yet" if untold else "  none: every sequence is empty"))
     for name, copies in after.get("pending_copies", {}).items():
         for source, target in copies:
             out.print(Text(f"  pending: {name} copies stream {source} to stream {target} at the next decode"))

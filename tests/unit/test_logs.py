@@ -411,6 +411,17 @@ def test_on_the_command_line(tmp_path):
     assert CliRunner().invoke(app, ["import-log", str(tmp_path / "missing.log")]).exit_code == 2
 
 
+def test_show_does_not_call_sequences_empty_that_the_log_has_not_told_of(tmp_path):
+    main, path = imported("gemma3").main, tmp_path / "gemma3.jsonl"
+    with TraceWriter(path, main.header()) as writer:
+        for step in main.steps():
+            writer.write(step)
+    last = [
+        CliRunner().invoke(app, ["show", str(path), "--at", str(at)]).stdout.splitlines()[-1] for at in (1, 3)
+    ]
+    assert last == ["  none: every sequence is empty", "  not known yet"]
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [
