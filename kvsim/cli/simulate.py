@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from kvsim.workload.setup import Setup
 
 TRACE_OPS = 200
+
+LINE_EVERY = 10
+"""Seconds between two lines of progress."""
 
 
 def simulate_command(
@@ -131,8 +135,7 @@ def _run(
 
     server = setup.server(sample_every=max(seconds / 512, 1e-3))
     with ExitStack() as stack:
-        bar = stack.enter_context(counting())
-        task = bar.add_task("requests", total=n)
+        report = stack.enter_context(counted("requests", n))
         look: Any = lambda clock: None  # noqa: E731
         if trace is not None:
             assert isinstance(server, SlotServer)
@@ -141,21 +144,41 @@ def _run(
             except ValueError as error:
                 fail(error)
             look = recorder.look
-        return simulate(requests, server, lambda done: bar.update(task, completed=done), look)
+        return simulate(requests, server, report, look)
 
 
-def counting() -> Progress:
-    """A bar on stderr, if that is a terminal, of things done out of things to do."""
+@contextmanager
+def counted(
+    what: str, total: int, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int], None]]:
+    """To be told how many things are done out of ``total``: a bar on stderr, or, where that is no terminal, a
+    line every :data:`LINE_EVERY` seconds."""
     console = stderr()
-    return Progress(
+    if not console.is_terminal:
+        yield _lines(console, what, total, clock)
+        return
+    with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
-    )
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _lines(out: Console, what: str, total: int, clock: Callable[[], float]) -> Callable[[int], None]:
+    told = clock()
+
+    def tell(done: int) -> None:
+        nonlocal told
+        if clock() - told >= LINE_EVERY:
+            told = clock()
+            out.print(Text(f"{what}: {done:,} of {total:,}"))
+
+    return tell
 
 
 def print_account(out: Console, setup: Setup, account: Account, took: float) -> None:

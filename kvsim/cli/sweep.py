@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from kvsim.cli.simulate import counting
+from kvsim.cli.simulate import counted
 from kvsim.cli.terminal import fail, stdout
 from kvsim.errors import KvsimError
 from kvsim.narrate.words import count
@@ -31,9 +32,9 @@ def sweep_command(
         fail("--processes changes nothing with --ray, whose cluster has processors of its own: leave it out")
     try:
         jobs = read_spec(spec)
-        with counting() as bar:
-            task = bar.add_task("simulations", total=len(jobs))
-            table = sweep(jobs, out, processes or os.cpu_count() or 1, ray, lambda job: bar.advance(task))
+        with counted("simulations", len(jobs)) as report:
+            done = itertools.count(1)
+            table = sweep(jobs, out, processes or os.cpu_count() or 1, ray, lambda job: report(next(done)))
     except KvsimError as error:
         fail(error)
     stdout().print(Text(f"{count(len(jobs), 'simulation')}: {table}"))

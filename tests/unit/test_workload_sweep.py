@@ -12,6 +12,7 @@ from dying_workers import die, die_once, wrong
 from typer.testing import CliRunner
 
 from kvsim.cli import app
+from kvsim.cli.simulate import counted
 from kvsim.errors import CacheUsageError, ModelError
 from kvsim.models.gguf_metadata import read_header
 from kvsim.spread import SpreadError, over_processes
@@ -285,6 +286,17 @@ def test_simulate_prints_a_table_and_json() -> None:
     assert report["samples"][-1]["caches"]["kv"]["used"] > 0
     code, text = run(*asked, "--policy", "paged", "--fitted", 10, "--turns", 3, "--system", 50, "--json")
     assert json.loads(text)["totals"]["requests"] == 10
+
+
+def test_progress_without_a_terminal_is_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    with counted("requests", 2000, lambda: now) as report:
+        for n in range(1, 36):  # a call a second
+            now = float(n)
+            report(50 * n)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "requests: 500 of 2,000\nrequests: 1,000 of 2,000\nrequests: 1,500 of 2,000\n"
 
 
 def test_simulate_writes_an_interval(tmp_path: Path) -> None:
