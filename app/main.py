@@ -13,6 +13,7 @@ if str(ROOT) not in sys.path:  # run from a checkout that is not installed
 
 from app import style, tidy  # noqa: E402
 from app.views import (  # noqa: E402
+    address,
     attention,
     compare,
     explanations,
@@ -43,7 +44,7 @@ PAGES = {
 st.session_state["pages"] = PAGES  # for links from one page to another
 
 chosen = st.navigation(list(PAGES.values()), position="top")
-asked = PAGES.get(st.query_params.get("page", ""), chosen)
+asked = PAGES.get(address.named("page", PAGES, "page") or "", chosen)
 if chosen is PAGES["replay"] and asked is not chosen:  # a link, which names its page and lands on the first
     st.switch_page(asked, query_params=st.query_params.to_dict())
 chosen.run()

@@ -14,13 +14,17 @@ from kvsim.trace import Header, Step, Trace, read_trace
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures" / "traces"
 
+EARLY = 32
+"""The telling step is looked for among so many: what led there should be little."""
+
 
 @dataclass(frozen=True)
 class Opened:
     """A recording as far as it has been read: ``payload`` holds its whole operations.
 
     ``error`` is None, or says with file and line where the rest cannot be used. ``whole`` is False where there
-    may be more to read. ``shows`` says what can be seen of a log.
+    may be more to read. ``shows`` says what can be seen of a log. ``telling`` is the step to open at where none
+    is asked for.
     """
 
     name: str
@@ -30,6 +34,7 @@ class Opened:
     error: str | None = None
     whole: bool = True
     shows: str = ""
+    telling: int = 0
 
 
 def bundled() -> list[str]:
@@ -73,6 +78,8 @@ class Opening:
         self.packer = Packer(header, name)
         self.error: str | None = None
         self.done = False
+        self.telling = 0
+        self._most_held = 0
         self._steps = iter(steps)
 
     def advance(self) -> bool:
@@ -89,8 +96,16 @@ class Opening:
         if step is None:
             self.done = True
             return False
+        self._look(step)
         self.packer.add(step)
         return True
+
+    def _look(self, step: Step) -> None:
+        """The telling step is the first of the early ones that leaves as many sequences as any of them does."""
+        held = sum(last >= 0 for _, last in step.after["pos"].values())
+        place = len(self.packer.steps)
+        if held > self._most_held and place < EARLY:
+            self.telling, self._most_held = place, held
 
     @property
     def share(self) -> float:
@@ -101,7 +116,9 @@ class Opening:
         """What has been packed so far."""
         payload = json.dumps(self.packer.payload(), separators=(",", ":"))
         n_steps = len(self.packer.steps)
-        return Opened(self.name, self.header, payload, n_steps, self.error, self.done, self.shows)
+        return Opened(
+            self.name, self.header, payload, n_steps, self.error, self.done, self.shows, self.telling
+        )
 
 
 def open_recording(source: Path | bytes, name: str) -> Opened:

@@ -19,7 +19,7 @@ ALLOCATION = Lesson(
     (
         LessonStep(
             "A cache is a row of cells. Each holds one token: its position, and which sequences own it. The "
-            "black pin is the head, where the search for free cells begins. Nothing is held yet.",
+            "pin is the head, where the search for free cells begins. Nothing is held yet.",
             Cells("Where do the first 6 tokens of seq 0 go?", written("kv")),
             "prompt 0 6",
             "The search starts at the head and takes empty cells in order.",

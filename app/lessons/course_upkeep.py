@@ -36,8 +36,8 @@ SHIFT = Lesson(
             "position.",
             Number("How many keys now carry a rotation that does not fit?", shifts_pending("kv")),
             "shift 0 12 end -8",
-            "Renumbering is free, no cell moves. The keys of all 12 must still be turned: a black corner "
-            "marks each. Values are not rotated and need nothing.",
+            "Renumbering is free, no cell moves. The keys of all 12 must still be turned: a corner marks "
+            "each. Values are not rotated and need nothing.",
             rule="A shift renumbers at once and turns keys later.",
         ),
         LessonStep(

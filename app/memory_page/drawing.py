@@ -12,7 +12,6 @@ SHADES = (74, 36, 54, 22, 64, 14, 44, 30)
 """Ink in a part's bar, in percent; neighbours differ."""
 
 WORDS = {1: "no slot", -1: "refused", 2: "aborted"}
-ROOM_OF_WORDS = 0.18  # of a curve's width
 MARKS, ROOM = 6, 1.22  # lines of the scale; its width beside that of the longest bar
 
 
@@ -48,10 +47,11 @@ def table(parts: tuple[Part, ...]) -> str:
 
 def curves(past: History, scenario: str) -> str:
     """Occupancy of every cache over the recording; where a decode failed, a line that leads there."""
-    parts = "".join(_curve(one, past, scenario, k == 0) for k, one in enumerate(past.caches))
+    parts = "".join(_curve(one, past, scenario) for one in past.caches)
     ticks = _ticks(past.n_steps)
     labels = "".join(f'<span style="left:{100 * t / past.n_steps:.3f}%">{t}</span>' for t in ticks)
-    return f'<div class="kvm-curves">{parts}<div class="kvm-scale kvm-steps">{labels}</div></div>'
+    steps = f'<div class="kvm-scale kvm-steps">{labels}</div>'
+    return f'{_failures(past, scenario)}<div class="kvm-curves">{parts}{steps}</div>'
 
 
 def _row(cost: Cost, own: Cost, most: int, order: dict[str, int], first: bool) -> str:
@@ -91,15 +91,14 @@ def _scale(largest: int) -> tuple[int, str, int, int]:
     return step, UNITS[k], 1024**k, max(1, int(largest * ROOM))
 
 
-def _curve(one: Occupancy, past: History, scenario: str, first: bool) -> str:
+def _curve(one: Occupancy, past: History, scenario: str) -> str:
     n, size = past.n_steps, one.size
     none, used = [0] * n, one.used
     pieces = [size - hole for hole in one.hole]
     areas = f'<i class="kvm-used" style="{_area(used, none, size)}"></i>'
     areas += f'<i class="kvm-pieces" style="{_area(pieces, used, size)}"></i>'
     said = f"{escape(one.cache)}: at most {max(used):,} of {size:,} used"
-    told = _told(past) if first else set()
-    fails = "".join(_failure(i, past, scenario, told) for i in past.failed)
+    fails = "".join(_failure(i, past, scenario) for i in past.failed)
     words = f"<b>{escape(one.cache)}</b><small>at most {max(used):,}</small>"
     words += f"<small>{max(one.scattered):.0%} of free cells scattered at worst</small>"
     return (
@@ -118,23 +117,30 @@ def _area(above: list[int], below: list[int], size: int) -> str:
     return f"clip-path:polygon({','.join(there + back)})"
 
 
-def _failure(i: int, past: History, scenario: str, told: set[int]) -> str:
-    """A line at a failed decode that leads to it; ``told`` says which also have words."""
-    what = WORDS.get(past.failed[i], "failed")
-    said = f"<span>{what}</span>" if i in told else ""
+def _failure(i: int, past: History, scenario: str) -> str:
+    """A line at a failed decode that leads to it."""
     left = f"left:{100 * (i + 0.5) / past.n_steps:.3f}%"
-    link = f"./?page=replay&amp;scenario={escape(scenario)}&amp;at={i}"
-    return f'<a class="kvm-fail" style="{left}" href="{link}" title="operation {i}: {what}">{said}</a>'
+    said = f"operation {i}: {_what(past, i)}"
+    return f'<a class="kvm-fail" style="{left}" href="{_to(scenario, i)}" title="{said}"></a>'
 
 
-def _told(past: History) -> set[int]:
-    """The first failure of each kind, as far as their words don't run into one another."""
-    told: list[int] = []
-    for i, ret in past.failed.items():
-        new = ret not in (past.failed[k] for k in told)
-        if new and (not told or (i - told[-1]) / past.n_steps > ROOM_OF_WORDS):
-            told.append(i)
-    return set(told)
+def _failures(past: History, scenario: str) -> str:
+    """What the lines are: the first failure of each kind, in words that lead there. "" without one."""
+    first: dict[str, int] = {}
+    for i in past.failed:
+        first.setdefault(_what(past, i), i)
+    told = ", ".join(
+        f'<a class="kvm-first" href="{_to(scenario, i)}">{what} at {i}</a>' for what, i in first.items()
+    )
+    return f'<div class="kvs-note">Lines: failed decodes, first {told}</div>' if first else ""
+
+
+def _what(past: History, i: int) -> str:
+    return WORDS.get(past.failed[i], "failed")
+
+
+def _to(scenario: str, i: int) -> str:
+    return f"./?page=replay&amp;scenario={escape(scenario)}&amp;at={i}"
 
 
 def _ticks(n: int) -> list[int]:

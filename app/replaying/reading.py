@@ -30,7 +30,12 @@ class Reading(Checking):
             raise TraceError(self._task.error or "the reading was ended", self.name)
         one = told[0]
         return Opened(
-            self.name, Header.from_json(one["header"]), one["payload"], one["n_steps"], one["error"]
+            self.name,
+            Header.from_json(one["header"]),
+            one["payload"],
+            one["n_steps"],
+            one["error"],
+            telling=one["telling"],
         )
 
 

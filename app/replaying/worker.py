@@ -19,6 +19,7 @@ def replay(job: dict[str, Any], tell: Tell) -> None:
     path, name = Path(job["path"]), job["name"]
     opened = open_recording(path, name)
     found = {"payload": opened.payload, "n_steps": opened.n_steps, "error": opened.error}
+    found["telling"] = opened.telling
     tell("opened", header=opened.header.to_json(), **found)
     checking({**job, "n_steps": opened.n_steps}, tell)
 

@@ -20,6 +20,7 @@ from app import component, recordings, style
 from app.attention.picture import Place, pack, places, selective
 from app.attention.walk import Moment, Walk
 from app.plain import plain
+from app.views import address
 from kvsim.errors import KvsimError
 from kvsim.models.network import load_network
 from kvsim.narrate.calls import call
@@ -92,14 +93,13 @@ def show() -> None:
 
 def _recording() -> str:
     names = recordings.bundled()
-    asked = st.query_params.get("scenario")
-    first = asked if asked in names else FIRST
+    first = address.named("scenario", names, "recording") or FIRST
     name: str = st.selectbox(
         "Recording",
         names,
         names.index(first),
         key="attention-scenario",
-        width=240,
+        width=312,
         label_visibility="collapsed",
         on_change=_another,
     )
@@ -124,7 +124,7 @@ def _operation(name: str, sizes: dict[int, int]) -> int:
         decodes.index(first),
         key="attention-at",
         format_func=lambda i: f"operation {i}",
-        width=130,
+        width=138,
         label_visibility="collapsed",
     )
     _remember(scenario=name, at=at)
@@ -170,7 +170,7 @@ def _head(walk: Walk, moment: Moment, place: Place) -> int | None:
         choices,
         key="attention-head",
         format_func=lambda h: "all heads" if h is None else f"head {h}",
-        width=104,
+        width=120,
         label_visibility="collapsed",
     )
 

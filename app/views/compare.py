@@ -24,7 +24,7 @@ from app.compare.lanes import BESIDE
 from app.plain import plain
 from app.playground.files import scene_of_trace, trace_bytes
 from app.task import Task, Waiter
-from app.views import playground
+from app.views import address, playground
 from kvsim.errors import KvsimError, TraceError
 from kvsim.testing.mutants import MUTANTS
 from kvsim.trace import read_trace
@@ -105,8 +105,7 @@ def _case() -> Case:
 
 def _recording() -> tuple[str, bytes]:
     names = recordings.bundled()
-    asked = st.query_params.get("scenario")
-    first = asked if asked in names else FIRST
+    first = address.named("scenario", names, "recording") or FIRST
     name = st.selectbox(
         "Recording",
         names,
@@ -122,7 +121,7 @@ def _recording() -> tuple[str, bytes]:
 def _subject(subjects: list[str]) -> str:
     if st.session_state.get("compare-subject") not in subjects:
         st.session_state.pop("compare-subject", None)
-    asked = st.query_params.get("subject")
+    asked = address.named("subject", {*MUTANTS, *LANES}, "fault or lane")  # of any member of the family
     first = asked if asked in subjects else FIRST_SUBJECT if FIRST_SUBJECT in subjects else subjects[0]
     subject: str = st.selectbox(
         "Subject",
@@ -337,8 +336,7 @@ def _campaign() -> None:
         '<div class="kvc-told">Random operations on a reference with a planted fault, until it parts.</div>'
     )
     names = list(MUTANTS)
-    asked = st.query_params.get("mutant")
-    first = asked if asked in names else FIRST_SUBJECT
+    first = address.named("mutant", names, "fault") or FIRST_SUBJECT
     mutant = st.selectbox(
         "Fault",
         names,

@@ -10,6 +10,7 @@ import html
 import streamlit as st
 
 from app import component, traces
+from app.views import address
 from kvsim.explain import EXPLANATIONS, Explanation, Found, explain, explanation_by_id
 
 LONGEST = 20_000  # characters that can be pasted
@@ -40,10 +41,10 @@ def _restore() -> None:
             state["explain-text"] = state["explain-kept"]
         return
     state["explain-text"] = state["explain-kept"] = query.get("message", "")[:LONGEST]
-    wanted = query.get("id", "")
+    wanted = address.named("id", IDS, "message")
     found = explain(state["explain-kept"]) if state["explain-kept"].strip() else []
     first = found[0].explanation.id if found else "" if state["explain-kept"].strip() else IDS[0]
-    state["explained"] = wanted if wanted in IDS else first
+    state["explained"] = wanted or first
 
 
 def _remember() -> None:

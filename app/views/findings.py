@@ -11,6 +11,7 @@ import html
 import streamlit as st
 
 from app import component, traces
+from app.views import address
 from kvsim.hazard_table import Hazard
 from kvsim.hazards import HAZARDS, KINDS
 from kvsim.lanes.finding_page import section
@@ -24,8 +25,7 @@ def show() -> None:
     """The page."""
     state = st.session_state
     if "finding" not in state:
-        wanted = st.query_params.get("hazard", "")
-        state["finding"] = wanted if wanted in HAZARDS else next(iter(HAZARDS))
+        state["finding"] = address.named("hazard", HAZARDS, "finding") or next(iter(HAZARDS))
     hazard = HAZARDS[state["finding"]]
     traces.remember("findings", hazard=hazard.id)
     with st.container(key="side-list"):

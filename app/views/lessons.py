@@ -17,7 +17,7 @@ from app import component
 from app.lessons.course import LESSONS
 from app.lessons.lesson import Ask, Cells, Choice, Lesson, Number, cells_of, correct, spans
 from app.lessons.progress import Progress
-from app.views import playground
+from app.views import address, playground
 
 CSS = (Path(__file__).parents[1] / "lessons" / "page.css").read_text(encoding="utf-8")
 HEIGHT = "clamp(330px, calc(100vh - 408px), 460px)"
@@ -51,8 +51,7 @@ def _restore() -> None:
     if "ls lesson" in state:
         return
     keys = [lesson.key for lesson in LESSONS]
-    wanted = query.get("lesson", keys[0])
-    state["ls lesson"] = wanted if wanted in keys else keys[0]
+    state["ls lesson"] = address.named("lesson", keys, "lesson") or keys[0]
     step = query.get("step", "1")
     state["ls step"] = max(0, int(step) - 1) if step.isascii() and step.isdigit() and len(step) < 4 else 0
     state["ls progress"] = Progress.of_text(query.get("done", ""))

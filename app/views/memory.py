@@ -16,6 +16,7 @@ from app.memory_page.costs import Cost, alternatives, cost, explanation, in_word
 from app.memory_page.occupancy import History, history
 from app.memory_page.setting import LIMITS, MODELS, TYPES, Setting, model_of
 from app.plain import plain
+from app.views import address
 from kvsim.models.context_params import ROLLBACK_ARCHS
 from kvsim.models.params import ModelParams, SwaType
 
@@ -47,6 +48,7 @@ def show() -> None:
 def _configure() -> tuple[Setting, ModelParams | None]:
     state = st.session_state
     if "memory" not in state:
+        address.named("model", MODELS, "model")
         state.memory = Setting.from_query(st.query_params)
     old: Setting = state.memory
     st.html('<div class="kvs-side">Model</div>')
@@ -131,11 +133,13 @@ def _by_part(model: ModelParams, setting: Setting, own: Cost) -> None:
 
 
 def _over_a_trace(kind: str) -> None:
-    st.html(_head("Occupancy over a recording", "dark: used; pale: free in pieces; blank: longest free run"))
+    st.html(
+        _head("Occupancy over a recording", "strong: used; faint: free in pieces; blank: longest free run")
+    )
     names = recordings.bundled()
-    asked = st.query_params.get("trace", "")
+    asked = address.named("trace", names, "recording")
     usual = FIRST_TRACES.get(kind, f"{kind}/")
-    first = asked if asked in names else next((n for n in names if n.startswith(usual)), names[0])
+    first = asked or next((n for n in names if n.startswith(usual)), names[0])
     name = st.selectbox(
         "Recording", names, names.index(first), key=f"memory-trace-{kind}", label_visibility="collapsed"
     )

@@ -16,8 +16,8 @@ import streamlit as st
 from app import component, recordings
 from app.recordings import Opened
 from app.replaying.reading import reading_of
-from app.views import replay_check, replay_upload
-from app.views.replay_upload import MAX_UPLOAD_MIB
+from app.views import address, replay_check, replay_upload
+from app.views.replay_upload import CAN_BE_OPENED
 from kvsim.errors import TraceError
 from kvsim.explain import Explanation
 from kvsim.logs import Imported
@@ -85,8 +85,8 @@ def _play(opened: Opened, told: Any, act: Any) -> None:
 def _pick() -> str | None:
     names = recordings.bundled()
     if "scenario" not in st.session_state:
-        wanted = st.query_params.get("scenario", OPENS_WITH)
-        st.session_state.scenario = wanted if wanted in names else None
+        wanted = address.named("scenario", names, "recording")
+        st.session_state.scenario = wanted if "scenario" in st.query_params else OPENS_WITH
     return st.selectbox(
         "Recording",
         names,
@@ -101,8 +101,9 @@ def _pick() -> str | None:
 
 
 def _picked() -> None:
+    """What is chosen here is seen from its beginning."""
     replay_upload.forget()
-    st.query_params.pop("at", None)
+    st.query_params["at"] = "0"
 
 
 def _remember(opened: Opened) -> None:
@@ -116,7 +117,9 @@ def _remember(opened: Opened) -> None:
 
 
 def _at(opened: Opened) -> int:
-    raw = st.query_params.get("at", "0")
+    if "at" not in st.query_params:
+        return 0 if st.session_state.get("upload") else opened.telling
+    raw = st.query_params["at"]
     return min(int(raw), opened.n_steps - 1) if raw.isascii() and raw.isdigit() and len(raw) < 9 else 0
 
 
@@ -167,10 +170,7 @@ def _nothing_opened(card: Any) -> None:
         st.html('<div class="kvs-ghost">' + "<i></i>" * 54 + "</div>")
         st.subheader("Open a recording", anchor=False)
         n = len(recordings.bundled())
-        st.text(
-            f"Choose one of {n} bundled recordings, or open a .jsonl or .jsonl.gz file or a log of llama.cpp, "
-            f"up to {MAX_UPLOAD_MIB} MiB."
-        )
+        st.text(f"Choose one of {n} bundled recordings, or bring a {CAN_BE_OPENED}.")
         st.button("Play the first one", type="primary", on_click=_play_first)
 
 

@@ -21,6 +21,12 @@ from kvsim.logs import Imported
 MAX_UPLOAD_MIB = 400
 """2,000 operations on 8,192 cells, each with its picture, are 270 MiB, or 70 compressed."""
 
+CAN_BE_OPENED = (
+    f"recording (.jsonl, .jsonl.gz) of up to {MAX_UPLOAD_MIB} MiB, or a log of llama.cpp (.log, .txt, also .gz) "
+    f"of up to {logs.MAX_TEXT >> 20} MiB of text"
+)
+"""Each kind of file, and how long it may be."""
+
 FIRST_PART = 0.5  # seconds of reading until the player opens
 GROWTH = 4  # each part that is shown has so many times the operations of the one before
 PROGRESS_EVERY = 0.25
@@ -59,7 +65,7 @@ def open_button() -> None:
     """Uploading and pasting."""
     with st.popover("Open", icon=":material/upload:"):
         st.file_uploader(
-            f"A recording (.jsonl, .jsonl.gz) or a log of llama.cpp (.log, .txt), up to {MAX_UPLOAD_MIB} MiB",
+            f"A {CAN_BE_OPENED}",
             type=["jsonl", "gz", "log", "txt"],
             key="file",
             max_upload_size=MAX_UPLOAD_MIB,

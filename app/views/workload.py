@@ -147,6 +147,8 @@ def _results(asked: Source, told: list[tuple[str, Setup, dict[str, Any], dict[st
     shown = _choice(runs)
     run = next((each for each in runs if each.name == shown), None)
     panels = series.panels(run) if run else series.beside(runs)
+    if run:
+        st.html(drawing.slot_colours(series.slots(panels)))
     _plot(panels, runs, run)
     with st.container(key="wl-below", horizontal=True, vertical_alignment="bottom"):
         if run is not None:

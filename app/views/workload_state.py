@@ -12,8 +12,9 @@ from typing import Any
 import streamlit as st
 
 from app.task import Task, Waiter
+from app.views import address
 from app.workload_page.configuration import FIRST, HeaderSetup, setup_of_text, text_of_setup
-from app.workload_page.source import UPLOAD, Source, value_of
+from app.workload_page.source import TITLES, UPLOAD, Source, value_of
 from kvsim.workload.setup import Setup
 
 NAMES = "ABCD"
@@ -32,9 +33,13 @@ def restore() -> None:
     state, query = st.session_state, st.query_params
     if "workload-source" in state:
         return
+    address.named("kind", TITLES, "workload")
     asked = Source.from_query(query)
-    runs = [setup_of_text(text) for text in query.get("runs", "").split("~") if text]
-    runs = [setup for setup in runs if setup is not None][: len(NAMES)]
+    texts = [text for text in query.get("runs", "").split("~") if text]
+    runs = [setup for setup in map(setup_of_text, texts) if setup is not None][: len(NAMES)]
+    for text in (*texts, query.get("set", "")):
+        if text and setup_of_text(text) is None:
+            address.tell_unknown("configuration", text)
     state["workload-source"] = state["workload-served"] = asked
     state["workload-setup"] = setup_of_text(query.get("set", "")) or (runs[-1] if runs else FIRST)
     state["workload-runs"] = runs

@@ -10,7 +10,10 @@ from typing import Any
 
 from app.memory_page.costs import in_words as size
 from app.workload_page.configuration import in_words, setup_of_text
+from kvsim.player.palette import SEQUENCES
 from kvsim.workload.setup import Setup
+
+N_COLOURS = len(SEQUENCES["light"])
 
 COLUMNS = (
     ("memory", lambda run: size(run["bytes"])),
@@ -41,6 +44,18 @@ LIMITS = {
     "first_token": "time to the first token",
     "bytes": "memory",
 }
+
+
+def slot_colours(slots: list[int]) -> str:
+    """The colour of each slot; with more slots than colours, one colour is of several."""
+    told: dict[int, list[str]] = {}
+    for slot in slots:
+        told.setdefault(slot % N_COLOURS, []).append(str(slot))
+    items = "".join(
+        f'<span><i style="background:var(--kvs-seq-{colour})"></i>slot {", ".join(names)}</span>'
+        for colour, names in told.items()
+    )
+    return f'<div class="kvw-slots">{items}</div>'
 
 
 def share(part: int, whole: int) -> str:

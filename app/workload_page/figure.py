@@ -45,11 +45,20 @@ def _area(axis: Any, panel: Panel) -> None:
     base = [0.0] * len(panel["x"])
     for layer in panel["layers"]:
         top = [a + b for a, b in zip(base, layer["y"], strict=True)]
-        pale = 0.35 if layer["tone"].endswith(":pale") else 1.0
-        axis.fill_between(panel["x"], base, top, color=_colour(layer["tone"]), alpha=pale, linewidth=0)
+        colour, hatched = _colour(layer["tone"]), layer["tone"].endswith(":pale")
+        inside = (
+            {"facecolor": "none", "edgecolor": colour, "hatch": "/////"} if hatched else {"color": colour}
+        )
+        name = "_" if hatched or not any(layer["y"]) else layer["name"]  # "_": not in the legend
+        axis.fill_between(panel["x"], base, top, linewidth=0, label=name, **inside)
         base = top
     axis.plot(panel["x"], panel["used"], color=_colour("ink"), linewidth=0.8)
     axis.axhline(panel["limit"], color=_colour("ink3"), linewidth=0.8, linestyle=(0, (4, 3)))
+    if any(any(layer["y"]) for layer in panel["layers"]):
+        n = len(panel["layers"])
+        axis.legend(
+            fontsize=6.5, frameon=False, ncols=1 + n // 12, loc="upper left", bbox_to_anchor=(1, 1.05)
+        )
 
 
 def _bars(axis: Any, panel: Panel) -> None:

@@ -76,6 +76,18 @@ def panels(run: Run) -> list[Panel]:
     ]  # fmt: skip
 
 
+def slots(panels: list[Panel]) -> list[int]:
+    """The slots that hold cells somewhere in the panels: those whose colours are to be told."""
+    tones = [
+        layer["tone"].split(":")
+        for panel in panels
+        if panel["kind"] == "area"
+        for layer in panel["layers"]
+        if any(layer["y"])
+    ]
+    return sorted({int(tone[1]) for tone in tones})
+
+
 def beside(runs: list[Run]) -> list[Panel]:
     """Several simulations on the same axes; what happened in none of them is left out. Where nothing did, it is
     shown that nobody waited."""
@@ -138,7 +150,7 @@ def _cells(run: Run, name: str, x: list[float]) -> Panel:
             )
     note = f"at most {run.account['peak_used'][name]:,} of {size:,} used"
     passed_window = any(c["reclaimable"] for c in caches) and name != "blocks"
-    more = "; pale: out of the window" if passed_window else ""
+    more = "; hatched: out of the window" if passed_window else ""
     return {
         "kind": "area", "title": f"Cells of {name}, by slot", "unit": "cells", "note": note + more, "x": x,
         "layers": layers, "used": [c["used"] for c in caches], "limit": size,
