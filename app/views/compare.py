@@ -378,15 +378,13 @@ def _run(job: dict[str, Any]) -> Task:
 def _hunting(task: Task) -> None:
     if task.over:
         st.rerun()
-    st.html(_rounds(task))
-    st.html(_facts(task))
+    st.html(_rounds(task) + _facts(task))
     st.button("Cancel", key="compare-stop", on_click=task.cancel)
 
 
 def _hunted(task: Task) -> None:
     """What the campaign came to."""
-    st.html(_rounds(task))
-    st.html(_facts(task))
+    st.html(_rounds(task) + _facts(task))
     shortest = task.of_kind("shortest")
     if task.state == "failed":
         st.error(plain(task.error))
@@ -418,7 +416,7 @@ def _look(case: Case) -> None:
 
 
 def _rounds(task: Task) -> str:
-    """A bar for each round of operations; the last one is red if it found the fault."""
+    """A bar for each round of operations; the last one is red if it found the fault. "" of fewer than two."""
     done = [0, *(m["ops"] for m in task.of_kind("round"))]
     sizes = [b - a for a, b in pairwise(done)][-48:]
     found = task.of_kind("found")
@@ -426,6 +424,8 @@ def _rounds(task: Task) -> str:
     if found:
         last = found[0]["ops"] - done[-1]
         bars.append(f'<i class="kvc-hit" style="height:{min(100, max(10, last))}%"></i>')
+    if len(bars) < 2:
+        return ""  # one bar compares nothing
     return f'<div class="kvc-rounds" role="img" aria-label="rounds of operations">{"".join(bars)}</div>'
 
 

@@ -163,6 +163,9 @@ def _question(lesson: Lesson, n: int, right: Any, picked: list[list[int]]) -> No
         given = _given(ask, f"ls answer {lesson.key} {n}", right, picked)
         st.button("Check", type="primary", disabled=given is None, on_click=_check, args=(lesson, n, given))
         st.button("Show me", type="tertiary", on_click=_check, args=(lesson, n, NOT_SAID))
+    typed = st.session_state.get(f"ls answer {lesson.key} {n}")
+    if given is None and isinstance(typed, str) and typed.strip():
+        st.html(f'<p class="kvs-hint">{html.escape(_missing(ask, typed, right))}</p>')
 
 
 def _given(ask: Ask, key: str, right: Any, picked: list[list[int]]) -> Any:
@@ -190,6 +193,16 @@ def _given(ask: Ask, key: str, right: Any, picked: list[list[int]]) -> Any:
         )  # fmt: skip
     cells = cells_of(typed, lanes) if typed else picked
     return cells if cells and len(cells) == len(right) else None
+
+
+def _missing(ask: Ask, typed: str, right: Any) -> str:
+    """Why what was typed cannot be checked."""
+    if isinstance(ask, Number):
+        return "This is no whole number."
+    cells = cells_of(typed, sorted({lane for lane, _ in right}))
+    if cells is None:
+        return "These are no cells: type numbers and runs of them, 0–5, 9."
+    return f"You typed {len(cells)} of {len(right)} cells."
 
 
 def _check(lesson: Lesson, n: int, given: Any) -> None:

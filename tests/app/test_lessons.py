@@ -254,3 +254,24 @@ def test_a_lesson_can_be_written_with_any_act() -> None:
         "T", Number("N?", lambda m: m.last.ret), '{"op":"seq_rm","args":{"seq":0,"p0":0,"p1":2}}', "W"
     )
     assert Lesson("k", "T", "memory llama cells=32", (step,)).right(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("0-3", "You typed 4 of 6 cells."),
+        ("0-7", "You typed 8 of 6 cells."),
+        ("some", "These are no cells"),
+        ("0-5", ""),
+    ],
+)
+def test_of_a_typed_answer_what_is_missing_is_told(typed: str, told: str) -> None:
+    at = AppTest.from_file(MAIN, default_timeout=90)
+    at.query_params["page"] = "lessons"
+    at.run()
+    at.text_input(key="ls answer allocation 0").set_value(typed).run()
+    hints = [block.proto.body for block in at.get("html") if "kvs-hint" in block.proto.body]
+    missing = [hint for hint in hints if "You typed" in hint or "These are no" in hint]
+    assert len(missing) == bool(told)
+    assert all(told in hint for hint in missing)
+    assert next(b for b in at.button if b.label == "Check").disabled == bool(told)
