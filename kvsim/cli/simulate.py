@@ -135,7 +135,7 @@ def _run(
 
     server = setup.server(sample_every=max(seconds / 512, 1e-3))
     with ExitStack() as stack:
-        report = stack.enter_context(counted("requests", n))
+        report = stack.enter_context(counted("requests received", n))
         look: Any = lambda clock: None  # noqa: E731
         if trace is not None:
             assert isinstance(server, SlotServer)
