@@ -18,9 +18,18 @@ export function fit(lanes, width, height, dpr = 1) {
   const most = lanes.reduce((sum, lane) => sum + lane.size, 0) <= FEW ? PITCHES[0] : shown <= 512 ? 28 : 19;
   for (const pitch of PITCHES.filter((p) => p <= most && p >= 5)) {
     const plan = withPitch(lanes, pitch, width, dpr);
-    if (plan && plan.height <= height) return plan;
+    if (plan && plan.height <= height) return pitch === 28 ? grown(plan, lanes, width, height, dpr) : plan;
   }
   return dense(lanes, width, height, dpr);
+}
+
+// The same columns with the largest cells for which there is room, where every cell has its number anyway.
+function grown(plan, lanes, width, height, dpr) {
+  for (let pitch = Math.min(40, Math.floor(width / plan.cols)); pitch > plan.pw; pitch--) {
+    const larger = withPitch(lanes, pitch, width, dpr);
+    if (larger?.cols === plan.cols && larger.height <= height) return larger;
+  }
+  return plan;
 }
 
 // A plan for a given pitch, whatever its height; null if not even 16 columns fit, of a lane that has them.
