@@ -405,3 +405,14 @@ def test_a_model_from_a_header_is_simulated_with_the_parameters_it_is_given(tmp_
     settled(at)
     assert "<b>A</b> gemma3 (from a header), 16,384 cells" in shown(at)
     assert "20 of 20" in shown(at)
+
+
+def test_the_slots_have_a_legend() -> None:
+    """Those that hold something; with more slots than the twelve colours, one colour is of several."""
+    layers = [
+        {"tone": tone, "y": y} for tone, y in (("seq:0", [0, 2]), ("seq:1", [0, 0]), ("seq:12:pale", [1, 0]))
+    ]
+    shown = series.slots([{"kind": "area", "layers": layers}, {"kind": "bars", "layers": []}])
+    assert shown == [0, 12]
+    assert drawing.slot_colours([*shown, 1]).count("<span>") == 2
+    assert "slot 0, 12</span>" in drawing.slot_colours([*shown, 1])
