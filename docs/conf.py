@@ -10,7 +10,9 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the lessons belong to the app, which need not be installed
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # the lessons belong to the app, which need not be installed
 
 project = "kvsim"
 author = "the authors of kvsim"
@@ -36,7 +38,15 @@ apidoc_modules = [
         "module_first": True,
         "exclude_patterns": [
             f"../kvsim/{part}"
-            for part in ("__main__.py", "cli", "bench", "verify", "testing/mutants", "render/[a-z]*", "player")
+            for part in (
+                "__main__.py",
+                "cli",
+                "bench",
+                "verify",
+                "testing/mutants",
+                "render/[a-z]*",
+                "player",
+            )
         ],
     }
 ]
