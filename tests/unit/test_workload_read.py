@@ -98,7 +98,7 @@ def test_gzip_is_told_by_content(tmp_path: Path) -> None:
         (mooncake(out=2.5), 1, "output_length 2.5"),  # type: ignore[arg-type]
         (mooncake(time=-1), 1, "timestamp -1"),
         (HEAD.encode() + b"\xff\xff\n", 2, "UTF-8"),
-        (gzip.compress((HEAD + ROW * 100).encode())[:-9], 1, "damaged"),
+        (gzip.compress((HEAD + ROW * 100).encode(), mtime=0)[:-9], 1, "damaged"),
     ],
 )
 def test_damaged_files_are_refused_with_their_line(
