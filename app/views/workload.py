@@ -48,7 +48,7 @@ def show() -> None:
             state["workload-source"], state["workload-setup"] = asked, setup
             can = not refused and workload_form.readable(asked)
             if asked.kind == UPLOAD or "workload-gguf" in state:
-                st.html(_note("What you uploaded stays with this session: a link opens without it."))
+                st.html(_note("Nobody else sees what you uploaded: a link opens without it."))
             with st.container(key="wl-go", horizontal=True, vertical_alignment="center"):
                 st.button(
                     "Serve",

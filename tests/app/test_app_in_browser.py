@@ -6,30 +6,11 @@ import gzip
 from pathlib import Path
 
 import pytest
-from player_browser import app, browser, visits
 
 pytestmark = pytest.mark.browser
 
 KV = "kv/llama-uni-c256-u16-s4-f16-03"
 FILE = Path(f"fixtures/traces/{KV}.jsonl.gz")
-
-
-@pytest.fixture(scope="module")
-def url():
-    with app() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as one:
-        yield one
-
-
-@pytest.fixture
-def visit(opened, url):
-    with visits(opened, url) as go:
-        yield go
 
 
 def test_a_link_opens_the_step_and_the_address_follows(visit) -> None:

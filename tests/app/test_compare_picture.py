@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from player_browser import browser, new_page
+from player_browser import new_page
 
 from kvsim.player.bundle import bundle, stylesheet
 from kvsim.player.payload import pack
@@ -23,12 +23,6 @@ RED = """at => { const c = document.querySelectorAll(".kvc-side .kv-compressor")
   let n = 0;
   for (let i = 0; i < d.length; i += 4) if (d[i] === 0xbd && d[i + 1] === 0x22 && d[i + 2] === 0x19) n++;
   return n; }"""
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as one:
-        yield one
 
 
 def payload_of(name: str) -> dict:

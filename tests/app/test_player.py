@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from long_chats import chats
-from player_browser import browser, new_page
+from player_browser import new_page
 
 from kvsim.changes import PictureReader
 from kvsim.player.page import page as page_of
@@ -28,12 +28,6 @@ DECODED = [KV, ISWA, "kv/qwen2vl-uni-c256-u32-s4-f16-11", "hybrid/jamba-str-c256
 def payload_of(name: str) -> dict:
     trace = read_trace(TRACES / f"{name}.jsonl.gz")
     return pack(trace.header, trace, name)
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as one:
-        yield one
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from player_browser import browser, new_page
+from player_browser import new_page
 
 from kvsim.events import Recorder
 from kvsim.player.page import page as page_of
@@ -33,12 +33,6 @@ SAID_BY = {
 
 KINDS = """() => { const m = kvsim.player.model; return m.steps.map((_, i) => m.frame(i).lanes.map((lane, k) =>
   lane.changes.map(c => [c.kind, `${m.lanes[k].cache} ${m.lanes[k].stream} ${c.cell}`])).flat()) }"""
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as one:
-        yield one
 
 
 def show(opened, tmp_path: Path, name: str, at: int = 0):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from player_browser import browser, new_page
+from player_browser import new_page
 
 from app.playground.run import Run
 from app.playground.setup import Setup
@@ -31,12 +31,6 @@ AT = """ms => { const p = kvsim.player, m = p.motion;
 # How opaque the layer of what moves is in the middle of a cell, and how far off it the cell is drawn there.
 OVER = """([k, i, dx, dy]) => { const m = kvsim.player.motion, { x, y, p } = m.at(k, i), d = kvsim.player.dpr;
   return m.ctx.getImageData((x + p / 2 + dx) * d, (y + p / 2 + dy) * d, 1, 1).data[3]; }"""
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as one:
-        yield one
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from player_browser import app, browser, visits
+from player_browser import visits
 
 from app.playground.link import packed
 from app.playground.setup import Setup
@@ -18,18 +18,6 @@ pytestmark = pytest.mark.browser
 SETUP = Setup(cells=64)
 LINES = ["prompt 0 6", "prompt 1 8"]
 LINK = f"?page=playground&do={packed(SETUP, LINES)}"
-
-
-@pytest.fixture(scope="module")
-def url():
-    with app() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as one:
-        yield one
 
 
 @pytest.fixture

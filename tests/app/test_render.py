@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from player_browser import browser, new_page
+from player_browser import new_page
 from typer.testing import CliRunner
 
 import kvsim
@@ -191,12 +191,6 @@ def test_display_refuses_a_step_that_is_not_there() -> None:
 
 
 # -- in a browser --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as one:
-        yield one
 
 
 @pytest.mark.browser

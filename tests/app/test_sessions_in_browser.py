@@ -16,7 +16,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from player_browser import app, browser, visits
 
 from app.playground.link import packed
 from app.playground.setup import Setup
@@ -30,24 +29,6 @@ FAULT = "contiguous-slots"
 PLAYGROUND = f"?page=playground&do={packed(Setup('llama', cells=64), ['prompt 0 8', 'decode 0 x6'])}"
 LONG = 120_000
 """Milliseconds for what a process of its own works out."""
-
-
-@pytest.fixture(scope="module")
-def url():
-    with app() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as one:
-        yield one
-
-
-@pytest.fixture
-def visit(opened, url):
-    with visits(opened, url) as go:
-        yield go
 
 
 def at_rest(page) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from player_browser import app, browser, visits
 
 pytestmark = pytest.mark.browser
 
@@ -11,24 +10,6 @@ TIGHT = "arch:gemma3-4b,n_ctx:4096,unified:1"
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 GOOD = HEADER + "".join(f"2023-11-16 18:15:{i:02d}.00,{50 + i},9\n" for i in range(40))
 DAMAGED = HEADER + "2023-11-16 18:15:46.68,374,44\n2023-11-16 18:15:45.00,9,9\n"
-
-
-@pytest.fixture(scope="module")
-def url():
-    with app() as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as one:
-        yield one
-
-
-@pytest.fixture
-def visit(opened, url):
-    with visits(opened, url) as go:
-        yield go
 
 
 def _brush(page, start: float, end: float, whole: float) -> None:

@@ -49,7 +49,7 @@ def test_recordings_replay_without_a_difference(memory: str) -> None:
 def test_the_comparison_notices_a_wrong_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads put back by stream, not by the slot's local number (kv_cache.md P3)."""
 
-    def keeps_heads(self, ubatches):  # type: ignore[no-untyped-def]
+    def keeps_heads(self, ubatches):
         heads = list(self.heads)
         slots = prepare(self, ubatches)
         self.heads = heads

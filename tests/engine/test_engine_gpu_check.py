@@ -11,7 +11,7 @@ import torch
 from engine.gpu_check import NO_GPU, table
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a CUDA device there is nothing to refuse")
 def test_without_a_gpu_it_says_so_and_exits_3() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "engine.gpu_check"], capture_output=True, text=True, timeout=120

@@ -43,7 +43,7 @@ class Readings:
         self.spec = spec
         self._reads: list[Read] = []
         self._read = self.probe.readings
-        self.probe.readings = self._collect  # type: ignore[method-assign]
+        self.probe.readings = self._collect
         self.probe.watch = self._reads.append
 
     def _collect(self, ubatch: Ubatch, views: Mapping[str, View]) -> dict[str, Floats]:

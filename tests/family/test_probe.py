@@ -79,7 +79,7 @@ def test_any_interleaving_is_transparent(
 ) -> None:
     """Two sequences, in pieces of any size and order, with any ubatch size."""
     ctx = context(MODELS[name], kv_unified=kv_unified, n_ubatch=n_ubatch)
-    at, got = [0, 0], ([], [])  # type: ignore[var-annotated]
+    at, got = [0, 0], ([], [])
     for n, second in pieces:
         s, tokens = int(second), (TOKENS, OTHER)[int(second)]
         part = tokens[at[s] : at[s] + n]

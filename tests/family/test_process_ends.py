@@ -179,7 +179,7 @@ def test_8_decoding_after_a_shift_if_a_cache_has_no_layer(shift: str) -> None:
         if kind == "hybrid_iswa":
             windowed = tuple(replace(layer, is_swa=not layer.is_recr) for layer in made.model.layers)
             made = Context(replace(made.model, layers=windowed), made.params, n_vocab=128, leaves=made.leaves)
-            assert not made.memory.leaves()["base"].spec.layers  # type: ignore[attr-defined]
+            assert not made.memory.leaves()["base"].spec.layers
         decode(made, 0, 6)
         EDITS[shift](made.memory, 0)
         next_pos = made.memory.seq_pos_max(0) + 1

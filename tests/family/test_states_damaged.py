@@ -157,12 +157,12 @@ def test_a_deepseek4_state_cut_behind_the_raw_part_has_lost_the_compressed_rows(
         ctx = context("dsv4", n_rs_seq=2)
         decode(ctx, TARGET, 6)
         ctx.memory.seq_rm(TARGET, 5, -1)
-        assert ctx.memory.rs_idx[TARGET] == 1  # type: ignore[attr-defined]
+        assert ctx.memory.rs_idx[TARGET] == 1
         source = context("dsv4", n_rs_seq=2, seed=1)
         decode(source, 0, 5)
         assert ctx.state_seq_set(source.state_seq_get(0, flags)[:-1], TARGET, flags) == 0
         csa = ctx.memory.leaves()["csa"].store
-        assert ctx.memory.rs_idx[TARGET] == (0 if lost else 1)  # type: ignore[attr-defined]
+        assert ctx.memory.rs_idx[TARGET] == (0 if lost else 1)
         for rows in csa.k.values():
             assert bool(rows[TARGET].any()) != lost
             assert rows[0].any()

@@ -38,7 +38,7 @@ def from_seq(blob: bytes, seq: int) -> bytes:
 
 
 def filled(kind: str, unified: bool = True, n: int = 6, **asked: object) -> Context:
-    ctx = context(kind, unified, **asked)  # type: ignore[arg-type]
+    ctx = context(kind, unified, **asked)
     decode(ctx, 0, n)
     decode(ctx, 1, 3)
     return ctx
@@ -251,7 +251,7 @@ def test_od3_od6_what_is_not_on_the_device_ends_llama_cpp(kind: str) -> None:
 
 def fragmented(kind: str, **asked: object) -> Context:
     """Sequence 0 in every other cell, and free cells between."""
-    ctx = context(kind, **asked)  # type: ignore[arg-type]
+    ctx = context(kind, **asked)
     for p in range(8):
         for seq in (0, 1):
             batch = Batch(tokens=[p], pos=[p], seq_ids=[[seq]])

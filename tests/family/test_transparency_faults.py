@@ -7,6 +7,7 @@ values (the name of a reading).
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,15 @@ def nothing(*args: Any) -> None:
     """What a step that is left out does."""
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-@pytest.mark.parametrize("change", ["one cell too many", "first cell missing"])
+MASKED = tuple(name for name in MEMBERS if not name.startswith("hybrid_idx"))
+"""Those of which a mask can show too much: pools and tails are made of the sequence's own cells."""
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [(name, "one cell too many") for name in MASKED] + [(name, "first cell missing") for name in MEMBERS],
+)
 def test_a_wrong_mask_is_noticed(name: str, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if change == "one cell too many" and name.startswith("hybrid_idx"):
-        pytest.skip("pools and tails are made of the sequence's own cells: no mask adds to them")
     whole = KVView.mask
 
     def mask(view: KVView, causal: bool = True) -> BoolArray:
@@ -125,24 +130,36 @@ def test_a_wrong_choice_is_noticed(
         played(name)
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize("name", TURNING)
+UNTURNED = {
+    ("msa-minimax-m3", "f16"), ("msa-minimax-m3", "q8_0"),
+    ("dsa-deepseek32-choosing all", "q8_0"), ("dsa_iswa-dots3note-choosing all", "q8_0"),
+}  # fmt: skip
+"""Not played with shifts: rounded index keys choose other blocks, latent rows of q8_0 are refused."""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [pair for pair in product(TURNING, ("f32", "f16", "q8_0")) if pair not in UNTURNED],
+)
 def test_keys_that_do_not_turn_are_noticed(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In caches that round, too: the tolerance of q8_0 is 2 % of the largest value."""
     asked = {} if kind == "f32" else {"kind": kind, "flash": True, "tolerance": 0.02}
-    if not Play(name, False, 8, **asked).can_move():
-        pytest.skip("such keys cannot be turned, or not well enough")
+    assert Play(name, False, 8, **asked).can_move()
     monkeypatch.setattr(KVStore, "apply_shift", nothing)
     with pytest.raises(AssertionError, match=r"Not equal|block"):
         played(name, **asked)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-@pytest.mark.parametrize("method", ["write_k", "copy_stream"])
+COPIED_LATER = tuple(name for name in MEMBERS if not name.startswith("dsv4"))
+"""DeepSeek-V4 copies rows with the sequence, not at the next update."""
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [(name, "write_k") for name in MEMBERS] + [(name, "copy_stream") for name in COPIED_LATER],
+)
 def test_rows_that_stay_behind_are_noticed(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a restored state, and those of a sequence that was copied to another stream."""
-    if method == "copy_stream" and name.startswith("dsv4"):
-        pytest.skip("a copy is done when the sequence is, not later")
     monkeypatch.setattr(KVStore, method, nothing)
     with pytest.raises(AssertionError, match=r"Not equal|block"):
         played(name)

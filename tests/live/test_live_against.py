@@ -27,7 +27,9 @@ from kvsim.trace import compare_step, read_trace
 OTHER = os.environ.get("KVSIM_OTHER_LLAMACPP", "")
 
 pytestmark = needs_library
-needs_other = pytest.mark.skipif(not OTHER, reason="no second llama.cpp: name one in KVSIM_OTHER_LLAMACPP")
+needs_other = pytest.mark.skipif(
+    not OTHER, reason="needs a second release of llama.cpp, named in KVSIM_OTHER_LLAMACPP"
+)
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:

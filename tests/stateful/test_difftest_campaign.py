@@ -227,6 +227,6 @@ def test_weights_are_checked_and_used() -> None:
 )
 def test_what_cannot_be_run_is_said(given: dict[str, str], said: str) -> None:
     with pytest.raises(KvsimError, match=said):
-        Campaign(**given).configs()  # type: ignore[arg-type]
+        Campaign(**given).configs()
     with pytest.raises(KvsimError, match=r"shard 4/3: the first is 1/3"):
         Shard(4, 3)

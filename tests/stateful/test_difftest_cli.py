@@ -200,7 +200,7 @@ def test_the_message_of_the_page_is_the_message_of_the_machine(
     (tmp_path / "spoiled_page.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    import spoiled_page  # type: ignore[import-not-found]
+    import spoiled_page
 
     with pytest.raises(AssertionError) as failed:
         run_state_machine_as_test(

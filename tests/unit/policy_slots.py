@@ -47,14 +47,14 @@ def new_context(
 ) -> Context:
     usual = {"n_ctx": 256, "n_ubatch": 8, "n_seq_max": 2, "swa_full": False, "kv_unified": True}
     types = {"flash_attn": False, "type_k": "f32", "type_v": "f32"}
-    params = ContextParams(**{**usual, **types, **asked})  # type: ignore[arg-type]
+    params = ContextParams(**{**usual, **types, **asked})
     probe = ProbeNetwork(model(name, n_swa), resolve(model(name, n_swa), params), N_VOCAB)
     leaves = LeafFactory(data=True, sizes=sizes or {})
     return Context(model(name, n_swa), params, n_vocab=N_VOCAB, network=probe, leaves=leaves)
 
 
 def new_slot(name: str = "llama", n_ctx: int = 0, seq: int = 0, **asked: object) -> Slot:
-    return Slot(new_context(name, **asked), seq, n_ctx)  # type: ignore[arg-type]
+    return Slot(new_context(name, **asked), seq, n_ctx)
 
 
 def next_logits(slot: Slot, token: int = 3) -> NDArray[np.float32]:
@@ -65,7 +65,7 @@ def next_logits(slot: Slot, token: int = 3) -> NDArray[np.float32]:
 
 def fresh_logits(tokens: list[int], name: str = "llama", **asked: object) -> NDArray[np.float32]:
     """The logits after ``tokens`` in a context that held nothing before."""
-    context = new_context(name, **asked)  # type: ignore[arg-type]
+    context = new_context(name, **asked)
     assert context.decode(Batch.tokens_of(0, tokens, 0)) == 0, context.last_failure
     return context.logits_of(-1)
 

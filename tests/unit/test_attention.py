@@ -13,7 +13,7 @@ from kvsim.tensors.flash import as_operand, flash_attention, round_query
 RNG = np.random.default_rng(2)
 
 
-def by_definition(q, k, v, mask, scale, bias=None, sinks=None):  # type: ignore[no-untyped-def]
+def by_definition(q, k, v, mask, scale, bias=None, sinks=None):
     """One head and token at a time."""
     n_token, n_head, _ = q.shape
     out = np.zeros((n_token, n_head, v.shape[2]))
@@ -28,7 +28,7 @@ def by_definition(q, k, v, mask, scale, bias=None, sinks=None):  # type: ignore[
     return out
 
 
-def case(n_head: int = 4, n_head_kv: int = 2, n_cell: int = 9, width: int = 8):  # type: ignore[no-untyped-def]
+def case(n_head: int = 4, n_head_kv: int = 2, n_cell: int = 9, width: int = 8):
     rng = np.random.default_rng(2)
     q, k, v = (
         rng.normal(size=s) for s in ((3, n_head, width), (n_cell, n_head_kv, width), (n_cell, n_head_kv, 5))

@@ -120,9 +120,9 @@ def test_ubatches_of_one_kind_out_of_a_mixed_batch_are_plain() -> None:
     assert tokens is not None
     assert images is not None
     assert last is not None
-    assert (tokens.tokens.tolist(), tokens.has_embd, tokens.is_embd) == ([5], False, None)  # type: ignore[union-attr]
+    assert (tokens.tokens.tolist(), tokens.has_embd, tokens.is_embd) == ([5], False, None)
     assert (images.tokens, images.has_embd, images.is_embd) == (None, True, None)
-    assert (last.tokens.tolist(), last.has_embd) == ([6], False)  # type: ignore[union-attr]
+    assert (last.tokens.tolist(), last.has_embd) == ([6], False)
 
 
 def test_parts_of_the_wrong_length_are_refused_at_once() -> None:
@@ -156,7 +156,7 @@ def test_tokens_of_and_joined_build_batches() -> None:
 
 def test_numpy_arrays_will_do() -> None:
     ubatch = whole(
-        Batch(tokens=np.array([5, 6]), pos=np.array([0, 1]), seq_ids=np.array([[0], [0]]), output=np.ones(2))  # type: ignore[arg-type]
+        Batch(tokens=np.array([5, 6]), pos=np.array([0, 1]), seq_ids=np.array([[0], [0]]), output=np.ones(2))
     )
     assert ubatch.seq_ids == ((0,), (0,))
     assert type(ubatch.seq_ids[0][0]) is int
@@ -182,17 +182,17 @@ def test_filled_in_positions_end_where_32_bits_end() -> None:
 @pytest.mark.parametrize("wrong", [["5"], [1.5], "5", [[5]], np.array([[5]]), np.array([1.0])])
 def test_tokens_and_positions_that_are_no_integers_are_refused(wrong: object) -> None:
     with pytest.raises(CacheUsageError, match="tokens of a batch must be a flat list of integers, not "):
-        Batch(tokens=wrong)  # type: ignore[arg-type]
+        Batch(tokens=wrong)
     with pytest.raises(CacheUsageError, match="pos of a batch must be a flat list of integers, not "):
-        Batch(tokens=[5], pos=wrong)  # type: ignore[arg-type]
+        Batch(tokens=[5], pos=wrong)
 
 
 @pytest.mark.parametrize("wrong", [0, "0", (0.0,), ["0"], None])
 def test_sequence_ids_that_are_not_lists_of_integers_are_refused(wrong: object) -> None:
     with pytest.raises(CacheUsageError, match=r"a list of sequence ids for every entry, such as \[\[0\]"):
-        Batch(tokens=[5], seq_ids=[wrong])  # type: ignore[list-item]
+        Batch(tokens=[5], seq_ids=[wrong])
 
 
 def test_integers_of_numpy_are_taken() -> None:
-    batch = Batch(tokens=[np.int64(5), 6], pos=np.arange(2), seq_ids=np.array([[1], [1]]))  # type: ignore[arg-type]
+    batch = Batch(tokens=[np.int64(5), 6], pos=np.arange(2), seq_ids=np.array([[1], [1]]))
     assert whole(batch).seq_ids == ((1,), (1,))

@@ -147,10 +147,10 @@ def test_the_retry_happens_only_if_optimising_had_work() -> None:
             ctx.memory.seq_rm(0, 0, 4)
         return optimize
 
-    ctx.update = work  # type: ignore[method-assign]
+    ctx.update = work
     assert ctx.decode(tokens(1, 3, 0)) == 0
     assert tried == [False, True]
-    ctx.update = lambda optimize=False: bool(tried.append(optimize))  # type: ignore[method-assign]
+    ctx.update = lambda optimize=False: bool(tried.append(optimize))
     assert ctx.decode(tokens(1, 3)) == 1
     assert tried == [False, True, False, True]
 

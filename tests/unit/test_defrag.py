@@ -160,7 +160,7 @@ def test_d7_rows_follow_their_cells(
     type_k: str, type_v: str | None, v_trans: bool, strategy: str, gaps: list[int], seed: int
 ) -> None:
     cache = cache_with_rows(16, type_k, type_v, v_trans)
-    cache.defrag = Defrag(strategy)  # type: ignore[arg-type]
+    cache.defrag = Defrag(strategy)
     fragmented(cache, gaps)
     want = sign(cache, np.random.default_rng(seed))
     optimize(cache)

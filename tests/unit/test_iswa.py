@@ -18,7 +18,7 @@ from kvsim.state import PARTIAL_ONLY
 
 def small(**changes: object) -> Context:
     """Unified, window of 4: base 16 cells, swa 8."""
-    return recorded(ISWA, {"base": 16, "swa": 8}, n_swa=4, **changes)  # type: ignore[arg-type]
+    return recorded(ISWA, {"base": 16, "swa": 8}, n_swa=4, **changes)
 
 
 # -- rules ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ def part(streams: bool = False, swa: SwaType = SwaType.NONE, n_swa: int = 0) -> 
 
 def filled(n: int, **how: object) -> AttentionPart:
     """Sequence 0 at positions 0 to n - 1; its instances are 10, 11, ..."""
-    made = part(**how)  # type: ignore[arg-type]
+    made = part(**how)
     for p in range(n):
         made.write([0], p, 10 + p)
     return made
@@ -191,14 +191,14 @@ def world(kind: str = "kv") -> Checked:
 def test_the_check_passes_a_sound_memory_and_knows_its_cells() -> None:
     checked = world()
     checked.perform(Op.decode_run(0, 0, [1, 2, 3]))
-    assert {s: [e[:4] for e in entries] for s, entries in cells_of(checked.memory).items()} == {  # type: ignore[arg-type]
+    assert {s: [e[:4] for e in entries] for s, entries in cells_of(checked.memory).items()} == {
         0: [(0, 1, 0, 0), (1, 2, 1, 0), (2, 3, 2, 0)]
     }
 
 
 def test_a_row_that_was_not_written_is_found() -> None:
     checked = world()
-    checked.network._write = lambda view, instances: None  # type: ignore[method-assign]
+    checked.network._write = lambda view, instances: None
     with pytest.raises(CheckError, match=r"the token of sequence 0 at position 0 attends to \[\(0, 0\)\]"):
         checked.perform(Op.decode_run(0, 0, [1]))
 
@@ -215,7 +215,7 @@ def test_a_key_that_was_not_turned_is_found() -> None:
     checked = world()
     checked.perform(Op.decode_run(0, 0, [1, 2]))
     checked.perform(Op.seq_add(0, -1, -1, 3))
-    checked.memory.cells[0].reset_shift()  # type: ignore[attr-defined]
+    checked.memory.cells[0].reset_shift()
     with pytest.raises(
         CheckError, match=r"should hold position 3 \(instance 1, key turned for 0, \+3 pending"
     ):
@@ -225,7 +225,7 @@ def test_a_key_that_was_not_turned_is_found() -> None:
 def test_a_state_that_has_seen_something_else_is_found() -> None:
     checked = world("recurrent")
     checked.perform(Op.decode_run(0, 0, [1, 2]))
-    checked.memory.store.rows["s"][0][0] = 0  # type: ignore[attr-defined]
+    checked.memory.store.rows["s"][0][0] = 0
     with pytest.raises(CheckError, match=r"state of sequence 0 stands at 1 and has seen \[\]; it should"):
         checked.perform(Op.seq_rm(1))
 
@@ -236,9 +236,9 @@ def test_a_refusal_that_changed_something_is_found() -> None:
     decode = checked.replayer.apply
 
     def meddle(op: str, args: dict[str, object]) -> int | None:
-        checked.memory.heads[0] = 7  # type: ignore[attr-defined]
+        checked.memory.heads[0] = 7
         return decode(op, args)
 
-    checked.replayer.apply = meddle  # type: ignore[method-assign]
+    checked.replayer.apply = meddle
     with pytest.raises(CheckError, match="decode was refused or only reads, and yet changed the memory"):
         checked.perform(Op.decode_run(0, 9, [3]))

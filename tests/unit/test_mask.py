@@ -22,7 +22,7 @@ def masked_swa(kind: SwaType, w: int, p0: int, p1: int) -> bool:
     return False
 
 
-def by_rule(cells, rows, kind, w, causal, non_causal, two_d):  # type: ignore[no-untyped-def]
+def by_rule(cells, rows, kind, w, causal, non_causal, two_d):
     """One cell at a time. ``cells``: (pos, owners, x, y); ``rows``: (pos, seq, x, y)."""
     if non_causal is NonCausal.SWA_ONLY and kind is SwaType.NONE:
         causal = True
@@ -52,7 +52,7 @@ row = st.tuples(st.integers(-1, 20), st.sampled_from(SEQS), st.integers(0, 2), s
     st.sampled_from(NonCausal),
     st.booleans(),
 )
-def test_equals_the_rule(cells, rows, kind, w, causal, non_causal, two_d):  # type: ignore[no-untyped-def]
+def test_equals_the_rule(cells, rows, kind, w, causal, non_causal, two_d):
     seq = np.zeros((2, len(cells)), np.uint64)
     for j, (_, owners, *_) in enumerate(cells):
         for s in owners:

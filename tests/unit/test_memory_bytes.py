@@ -29,7 +29,7 @@ DSV4 = ModelParams(
 
 
 def report(name: str, **params: object) -> MemoryReport:
-    return memory_bytes(known_model(name), replace(ContextParams(), **params))  # type: ignore[arg-type]
+    return memory_bytes(known_model(name), replace(ContextParams(), **params))
 
 
 def test_llama2_7b_takes_2_gib_for_4096_tokens() -> None:

@@ -74,7 +74,7 @@ def test_a_recurrent_checkpoint_holds_the_state_alone() -> None:
     ],
 )
 def test_where_checkpoints_are_of_use(name: str, asked: dict[str, object], useful: bool) -> None:
-    assert Checkpoints(new_slot(name, **asked)).useful is useful  # type: ignore[arg-type]
+    assert Checkpoints(new_slot(name, **asked)).useful is useful
 
 
 def test_an_empty_sequence_has_none() -> None:

@@ -144,7 +144,7 @@ def test_the_other_sequence_stays() -> None:
 
 
 def codes(report: object) -> list[str]:
-    return [each.code for each in report.obstacles]  # type: ignore[attr-defined]
+    return [each.code for each in report.obstacles]
 
 
 def test_every_obstacle_says_what_and_where() -> None:
@@ -271,7 +271,7 @@ def test_a_refused_checkpoint_is_reported_and_all_is_decoded_again() -> None:
 
 @pytest.mark.parametrize(("name", "asked"), [("mrope", {}), ("window", {"n_swa": 4, "sizes": {"swa": 64}})])
 def test_chunks_are_left_where_positions_cannot_move(name: str, asked: dict[str, object]) -> None:
-    slot = new_slot(name, **asked)  # type: ignore[arg-type]
+    slot = new_slot(name, **asked)
     slot.feed(TEXT[:20])
     report = reuse(slot, TEXT[:8] + TEXT[12:18] + [63], n_cache_reuse=2)
     assert (report.n_past, report.chunks, codes(report)) == (8, (), ["cannot shift"])

@@ -36,7 +36,7 @@ INT32_MAX = 2**31 - 1
 def test_bounds_of_16_tokens_in_a_context_of_16(
     asked: dict[str, int], n_keep: int, n_discard: int, n_moved: int
 ) -> None:
-    assert plan_shift(16, 16, **asked) == ShiftPlan(n_keep, n_discard, n_moved)  # type: ignore[arg-type]
+    assert plan_shift(16, 16, **asked) == ShiftPlan(n_keep, n_discard, n_moved)
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1, 3, 4])

@@ -452,7 +452,7 @@ def test_memory_breakdown_counts_all_planes() -> None:
         lambda memory: setattr(memory.cells, "head", 4),
     ],
 )
-def test_integrity_is_checked(spoil) -> None:  # type: ignore[no-untyped-def]
+def test_integrity_is_checked(spoil) -> None:
     memory = memory_of(4)
     decode(memory, 0, 1)
     spoil(memory)

@@ -145,7 +145,7 @@ OPERATIONS = st.one_of(
 @given(st.integers(0, 3), st.lists(OPERATIONS, max_size=25))
 def test_every_state_has_seen_exactly_the_tokens_of_its_sequence(
     n_rs_seq: int, operations: list[tuple]
-) -> None:  # type: ignore[type-arg]
+) -> None:
     histories = Histories(SIZE, n_rs_seq)
     for name, *args in operations:
         getattr(histories, name)(*args)

@@ -20,7 +20,7 @@ from kvsim.speculative import SharedLeaves, SideReport, Speculation, reach, shar
 
 def pair(target: str = "llama", draft: str = "llama", n: int = 10, **asked: object) -> Speculation:
     """Both hold ``n`` tokens; ``asked`` is for the target."""
-    slots = new_slot(target, **asked), new_slot(draft)  # type: ignore[arg-type]
+    slots = new_slot(target, **asked), new_slot(draft)
     for slot in slots:
         assert slot.feed(TEXT[:n]) == 0
     return Speculation(*slots)
@@ -85,7 +85,7 @@ def test_without_guesses_both_decode_the_sampled_token() -> None:
 )
 def test_how_far_each_can_go_back(name: str, asked: dict[str, object], expected: int | None) -> None:
     """And the memory agrees: it takes back one token more than that, or refuses."""
-    slot = new_slot(name, **asked)  # type: ignore[arg-type]
+    slot = new_slot(name, **asked)
     assert reach(slot) == expected
     slot.feed(TEXT[:8])
     if expected is not None:
@@ -340,6 +340,6 @@ def test_any_run_ends_in_step_and_as_if_every_token_had_been_decoded_once(
 @pytest.mark.parametrize("bad", [{"acceptance": 1.5}, {"acceptance": -0.1}, {"n_draft": -1}])
 def test_impossible_runs_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(CacheUsageError, match="cannot simulate"):
-        simulate(*slots(), 5, **bad)  # type: ignore[arg-type]
+        simulate(*slots(), 5, **bad)
     with pytest.raises(CacheUsageError, match="decode a prompt first"):
         simulate(new_slot(), new_slot(), 5)

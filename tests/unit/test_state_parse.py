@@ -77,7 +77,7 @@ def test_transposed_values_and_cells_of_several_sequences() -> None:
     blob = ctx.state_get()
     state = parse_state(blob, spec_of(ctx))
     assert (state.container, state.arch, state.source) == (Container.WHOLE, "llama", -1)
-    (stream,) = state.sections["kv"].streams  # type: ignore[union-attr]
+    (stream,) = state.sections["kv"].streams
     assert [cell.owners for cell in stream.cells] == [(0, 1), (0, 1), (0,)]
     assert (stream.v_trans, [rows.shape for rows in stream.v]) == (True, [(2, 1)])
     assert state.to_bytes() == blob
@@ -110,7 +110,7 @@ def in_file(data: bytes, magic: int, version: int, tokens: tuple[int, ...] = (7,
 
 
 def exts(state: SavedState) -> list[tuple[int, ...]]:
-    (stream,) = state.sections["kv"].streams  # type: ignore[union-attr]
+    (stream,) = state.sections["kv"].streams
     return [cell.ext for cell in stream.cells]
 
 

@@ -95,7 +95,7 @@ def test_gzip_is_told_by_content(tmp_path: Path) -> None:
         (mooncake(ids=(1, -2)), 1, "hash id -2"),
         (mooncake(ids=(1, True)), 1, "hash id True"),
         (mooncake(n=-1, ids=()), 1, "input_length -1"),
-        (mooncake(out=2.5), 1, "output_length 2.5"),  # type: ignore[arg-type]
+        (mooncake(out=2.5), 1, "output_length 2.5"),
         (mooncake(time=-1), 1, "timestamp -1"),
         (HEAD.encode() + b"\xff\xff\n", 2, "UTF-8"),
         (gzip.compress((HEAD + ROW * 100).encode(), mtime=0)[:-9], 1, "damaged"),

@@ -1,0 +1,24 @@
+"""The browser and the app that the browser tests of a file share."""
+
+from __future__ import annotations
+
+import pytest
+from player_browser import app, browser, visits
+
+
+@pytest.fixture(scope="module")
+def url():
+    with app() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def opened():
+    with browser() as one:
+        yield one
+
+
+@pytest.fixture
+def visit(opened, url):
+    with visits(opened, url) as go:
+        yield go
