@@ -9,6 +9,7 @@ from pathlib import Path
 import streamlit as st
 
 from app import component
+from app.numbers import whole
 from app.replaying.reading import Reading, reading_of
 from kvsim.errors import TraceError
 
@@ -47,10 +48,8 @@ def play(trace: str, page: str, at: int | None = None) -> None:
         return
     told = found.wait_checked(0)
     last = opened.n_steps - 1
-    asked = st.query_params.get("at", "")
-    step = (
-        int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else last if at is None else at
-    )
+    asked = whole(st.query_params.get("at", ""))
+    step = asked if asked is not None else last if at is None else at
     component.player(
         opened.payload,
         key=trace,

@@ -19,6 +19,7 @@ import streamlit as st
 from app import component, recordings, style
 from app.attention.picture import Place, pack, places, selective
 from app.attention.walk import Moment, Walk
+from app.numbers import whole
 from app.plain import plain
 from app.views import address
 from kvsim.errors import KvsimError
@@ -81,7 +82,7 @@ def show() -> None:
             "ubatch": place.ubatch + 1,
             "mode": mode,
             "heads": "mean of all heads" if head is None else f"head {head}",
-            "row": int(row) if row.isascii() and row.isdigit() and len(row) < 9 else None,
+            "row": whole(row),
         },
         key="attention",
         height="content",
@@ -116,8 +117,9 @@ def _another() -> None:
 def _operation(name: str, sizes: dict[int, int]) -> int:
     asked, decodes = st.query_params.get("at", ""), list(sizes)
     longest = FIRST_AT if name == FIRST else max(decodes, key=lambda i: (sizes[i], i))
-    wanted = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else longest
-    first = min(decodes, key=lambda i: abs(i - wanted))
+    wanted = whole(asked)
+    near = longest if wanted is None else wanted
+    first = min(decodes, key=lambda i: abs(i - near))
     at: int = st.selectbox(
         "Operation",
         decodes,

@@ -7,12 +7,9 @@ beside a reference with a planted fault. A campaign finds such a fault by itself
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +18,22 @@ import streamlit as st
 from app import component, recordings, style
 from app.compare import result
 from app.compare.lanes import BESIDE
-from app.plain import plain
-from app.playground.files import scene_of_trace, trace_bytes
+from app.numbers import whole
+from app.playground.files import trace_bytes
 from app.task import Task, Waiter
-from app.views import address, playground
-from kvsim.errors import KvsimError, TraceError
+from app.views import address, compare_campaign
+from app.views.compare_case import EVERY, FIRST_SUBJECT, Case, me, open_in_playground, remember
+from kvsim.errors import TraceError
 from kvsim.testing.mutants import MUTANTS
 from kvsim.trace import read_trace
 
 FILE = Path(__file__).parents[1] / "compare" / "page.css"
 FIRST = "kv/llama-uni-c256-u16-s4-f16-03"
-FIRST_SUBJECT = "contiguous-slots"
 LANES = {"engine": "engine (torch)", "llamacpp": "llama.cpp (live)"}  # that may be the subject
 
-ABOUT = "Random operations on a reference with a planted fault, until it parts."
 MAX_UPLOAD_MIB = 8  # every operation of it is held in memory
 KEPT = 8  # comparisons that a session keeps
 SHARED = 16  # comparisons of bundled recordings that are kept for all users
-EVERY = 0.4  # seconds between two looks at what a job has told
-
-
-@dataclass(frozen=True)
-class Case:
-    """A trace and a subject. ``shrunk``: the trace is a campaign's; ``bundled``: anybody may ask for it."""
-
-    name: str
-    data: bytes
-    subject: str
-    shrunk: bool = False
-    bundled: bool = False
-
-    @property
-    def key(self) -> str:
-        return f"{self.name} {self.subject} {hashlib.sha256(self.data).hexdigest()[:16]}"
 
 
 @st.cache_resource
@@ -68,7 +48,7 @@ def show() -> None:
     with st.container(key="compare-page"):
         left, right = st.columns(2)
         with right:
-            _campaign()
+            compare_campaign.show()
         with bar:
             case = _case()
             take = st.container(key="compare-take", horizontal=True, width="content", gap="small")
@@ -98,8 +78,8 @@ def _case() -> Case:
     else:
         st.html('<div class="kvs-tags"></div>')
         _open_button()
-        _remember(scenario=name)
-    _remember(subject=subject)
+        remember(scenario=name)
+    remember(subject=subject)
     return Case(name, data, subject, bundled=not upload)
 
 
@@ -186,12 +166,6 @@ def _back() -> None:
         st.query_params.pop(name, None)
 
 
-def _remember(**values: Any) -> None:
-    for name, value in {"page": "compare", **values}.items():
-        if st.query_params.get(name) != str(value):
-            st.query_params[name] = str(value)
-
-
 # -- the comparison ----------------------------------------------------------------------------
 
 
@@ -203,11 +177,11 @@ _begins = threading.Lock()
 def _comparison(case: Case, take: Any) -> None:
     state = st.session_state
     tasks: dict[str, Task] = state.setdefault("compare-tasks", {})
-    me = _me()
+    mine = me()
     if case.key not in tasks:
         for key in list(tasks)[: max(0, len(tasks) - KEPT + 1)]:
-            tasks.pop(key).leave(me)
-        tasks[case.key] = _begun(case, me)
+            tasks.pop(key).leave(mine)
+        tasks[case.key] = _begun(case, mine)
     task = tasks[case.key]
     if state.get("compare-left") == case.key or task.state in ("cancelled", "failed"):
         with st.container(key="card"):
@@ -216,7 +190,7 @@ def _comparison(case: Case, take: Any) -> None:
             st.button("Compare again", type="primary", on_click=_again, args=(case,))
     elif not task.over:
         for key in [key for key, other in tasks.items() if key != case.key and not other.over]:
-            tasks.pop(key).leave(me)
+            tasks.pop(key).leave(mine)
         _waiting(task, case)
     else:
         _shown(case, task)
@@ -224,19 +198,13 @@ def _comparison(case: Case, take: Any) -> None:
             _taken(case, result.first_difference(task))
 
 
-def _me() -> Waiter:
-    """This session, among those that wait for the same."""
-    me: Waiter = st.session_state.setdefault("compare-me", Waiter())
-    return me
-
-
-def _begun(case: Case, me: Waiter) -> Task:
+def _begun(case: Case, mine: Waiter) -> Task:
     """The comparison, begun unless another user has done so."""
     with _begins:
         task = _comparisons.get(case.key) if case.bundled else None
-        if task is None or not task.join(me):
+        if task is None or not task.join(mine):
             task = Task(_job(case))
-            task.join(me)
+            task.join(mine)
             if case.bundled:
                 over = [key for key, other in _comparisons.items() if other.over]
                 for key in over[: max(0, len(_comparisons) - SHARED + 1)]:
@@ -246,7 +214,7 @@ def _begun(case: Case, me: Waiter) -> Task:
 
 
 def _leave(task: Task, case: Case) -> None:
-    task.leave(_me())
+    task.leave(me())
     st.session_state["compare-left"] = case.key
 
 
@@ -287,7 +255,7 @@ def _shown(case: Case, task: Task) -> None:
         data={
             "key": case.key,
             "comparison": result.comparison(task, name, source),
-            "at": int(at) if at.isascii() and at.isdigit() and len(at) < 9 else None,
+            "at": whole(at),
         },
         key="compare",
         height="content",
@@ -299,7 +267,7 @@ def _taken(case: Case, first: int | None) -> None:
     if first is None:
         return
     told = f"operations 0–{first}, up to the first difference"
-    _open_in_playground("compare-play", f"Begin the playground with {told}", lambda: _cut(case, first))
+    open_in_playground("compare-play", f"Begin the playground with {told}", lambda: _cut(case, first))
     name = f"{case.name.replace('/', '-').removesuffix('.gz').removesuffix('.jsonl')}-0-{first}.jsonl.gz"
     st.download_button(
         "Save as a trace", lambda: _cut(case, first), name, "application/gzip", key="compare-save",
@@ -311,147 +279,3 @@ def _cut(case: Case, last: int) -> bytes:
     """The trace up to operation ``last``, itself included."""
     trace = read_trace(case.data, name=case.name)
     return trace_bytes(trace.header, islice(trace, last + 1))
-
-
-def _open_in_playground(key: str, told: str, data: Callable[[], bytes]) -> None:
-    """A button that performs the operations of a trace in the playground, on memories of kvsim."""
-    if not st.button("Open in the playground", key=key, help=told):
-        return
-    try:
-        scene = scene_of_trace(data(), "this trace")
-    except KvsimError as error:
-        st.error(plain(str(error)))
-        return
-    playground.open_scene(scene)
-    st.switch_page(st.session_state["pages"]["playground"])
-
-
-# -- the campaign ------------------------------------------------------------------------------
-
-
-def _campaign() -> None:
-    state = st.session_state
-    st.html('<div class="kvc-side">Campaign</div>')
-    st.html(
-        '<div class="kvc-told">Random operations on a reference with a planted fault, until it parts.</div>'
-    )
-    names = list(MUTANTS)
-    first = address.named("mutant", names, "fault") or FIRST_SUBJECT
-    mutant = st.selectbox(
-        "Fault",
-        names,
-        names.index(first),
-        key="compare-mutant",
-        format_func=lambda name: name.replace("-", " "),
-    )
-    seed_asked = st.query_params.get("seed", "")
-    seed = st.number_input(
-        "Seed",
-        0,
-        2**31 - 1,
-        min(int(seed_asked), 2**31 - 1)
-        if seed_asked.isascii() and seed_asked.isdigit() and len(seed_asked) < 12
-        else 1,
-        key="compare-seed",
-    )
-    st.html(f'<div class="kvc-told">{html.escape(MUTANTS[mutant].what)}</div>')
-    _remember(mutant=mutant, seed=seed)
-    job = {"job": "campaign", "mutant": mutant, "seed": seed}
-    task: Task | None = state.get("compare-campaign")
-    if task is None and st.query_params.get("shrunk") == "1":
-        task = _run(job)
-    if task is not None and not task.over:
-        _hunting(task)
-        return
-    st.button("Run", key="compare-run", type="primary", on_click=_run, args=(job,))
-    if task is not None:
-        _hunted(task)
-
-
-def _run(job: dict[str, Any]) -> Task:
-    task = st.session_state["compare-campaign"] = Task(job)
-    task.join(_me())
-    return task
-
-
-@st.fragment(run_every=EVERY)
-def _hunting(task: Task) -> None:
-    if task.over:
-        st.rerun()
-    st.html(_rounds(task) + _facts(task))
-    st.button("Cancel", key="compare-stop", on_click=task.cancel)
-
-
-def _hunted(task: Task) -> None:
-    """What the campaign came to."""
-    st.html(_rounds(task) + _facts(task))
-    shortest = task.of_kind("shortest")
-    if task.state == "failed":
-        st.error(plain(task.error))
-    if not shortest:
-        return
-    listed = "".join(f"<li>{html.escape(op)}</li>" for op in shortest[0]["ops"])
-    st.html(f'<ol class="kvc-ops">{listed}</ol>')
-    case = _shrunk_case(task)
-    if st.query_params.get("shrunk") == "1" and "compare-shrunk" not in st.session_state:
-        _look(case)
-    st.button("Look at it here", key="compare-look", on_click=_look, args=(case,))
-    told = "Begin the playground with these operations; there the reference performs them, without the fault"
-    _open_in_playground("compare-hunted", told, lambda: case.data)
-    st.download_button(
-        "Save the trace", case.data, f"{task.job['mutant']}.jsonl.gz", "application/gzip", on_click="ignore"
-    )
-
-
-def _shrunk_case(task: Task) -> Case:
-    mutant, seed = task.job["mutant"], task.job["seed"]
-    data = base64.b64decode(task.of_kind("shortest")[0]["trace"])
-    return Case(f"shortest way to {mutant}, seed {seed}", data, mutant, shrunk=True)
-
-
-def _look(case: Case) -> None:
-    st.session_state["compare-shrunk"] = case
-    st.query_params["shrunk"] = "1"
-    st.query_params.pop("at", None)
-
-
-def _rounds(task: Task) -> str:
-    """A bar for each round of operations; the last one is red if it found the fault. "" of fewer than two."""
-    done = [0, *(m["ops"] for m in task.of_kind("round"))]
-    sizes = [b - a for a, b in pairwise(done)][-48:]
-    found = task.of_kind("found")
-    bars = [f'<i style="height:{min(100, max(6, size))}%"></i>' for size in sizes]
-    if found:
-        last = found[0]["ops"] - done[-1]
-        bars.append(f'<i class="kvc-hit" style="height:{min(100, max(10, last))}%"></i>')
-    if len(bars) < 2:
-        return ""  # one bar compares nothing
-    return f'<div class="kvc-rounds" role="img" aria-label="rounds of operations">{"".join(bars)}</div>'
-
-
-def _facts(task: Task) -> str:
-    """Found, where, shrunk, and how to repeat it."""
-    facts = []
-    found, rounds = task.of_kind("found"), task.of_kind("round")
-    if found:
-        one = found[0]
-        facts.append(("found", f"after {one['ops']:,} operations, on {one['where']}"))
-        facts.append(
-            (
-                "by",
-                "what each sequence should hold"
-                if one["verdict"] == "ledger"
-                else "comparing with the reference",
-            )
-        )
-        lengths = [one["length"], *(m["length"] for m in task.of_kind("shrunk"))]
-        facts.append(("shrunk", " → ".join(map(str, lengths[:1] + lengths[1:][-5:]))))
-        facts.append(("repeat", f"<code>kvsim museum {task.job['mutant']} --seed {task.job['seed']}</code>"))
-    elif task.of_kind("missed"):
-        facts.append(("found", "not within the limit of operations"))
-    elif rounds:
-        facts.append(("so far", f"{rounds[-1]['ops']:,} operations, now on {rounds[-1]['where']}"))
-    if task.state == "cancelled":
-        facts.append(("", "cancelled; what was found stays"))
-    rows = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in facts)
-    return f'<dl class="kvc-facts">{rows}</dl>'

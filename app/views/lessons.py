@@ -17,6 +17,7 @@ from app import component
 from app.lessons.course import LESSONS
 from app.lessons.lesson import Ask, Cells, Choice, Lesson, Number, cells_of, correct, spans
 from app.lessons.progress import Progress
+from app.numbers import whole
 from app.views import address, playground
 
 CSS = (Path(__file__).parents[1] / "lessons" / "page.css").read_text(encoding="utf-8")
@@ -52,8 +53,7 @@ def _restore() -> None:
         return
     keys = [lesson.key for lesson in LESSONS]
     state["ls lesson"] = address.named("lesson", keys, "lesson") or keys[0]
-    step = query.get("step", "1")
-    state["ls step"] = max(0, int(step) - 1) if step.isascii() and step.isdigit() and len(step) < 4 else 0
+    state["ls step"] = max(0, (whole(query.get("step", ""), 3) or 1) - 1)
     state["ls progress"] = Progress.of_text(query.get("done", ""))
     state["ls given"] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from app.numbers import whole
 from app.playground.run import Run
 
 
@@ -19,9 +20,8 @@ def remember(text: str) -> None:
 
 def step_of(run: Run) -> int:
     """The step of the address, the last one if it says none."""
-    raw = st.query_params.get("at", "")
-    last = len(run.steps) - 1
-    return min(int(raw), last) if raw.isascii() and raw.isdigit() and len(raw) < 9 else last
+    asked, last = whole(st.query_params.get("at", "")), len(run.steps) - 1
+    return last if asked is None else min(asked, last)
 
 
 def from_the_end() -> None:

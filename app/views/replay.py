@@ -14,6 +14,7 @@ from typing import Any
 import streamlit as st
 
 from app import component, recordings
+from app.numbers import whole
 from app.recordings import Opened
 from app.replaying.reading import reading_of
 from app.views import address, replay_check, replay_upload
@@ -119,8 +120,7 @@ def _remember(opened: Opened) -> None:
 def _at(opened: Opened) -> int:
     if "at" not in st.query_params:
         return 0 if st.session_state.get("upload") else opened.telling
-    raw = st.query_params["at"]
-    return min(int(raw), opened.n_steps - 1) if raw.isascii() and raw.isdigit() and len(raw) < 9 else 0
+    return min(whole(st.query_params["at"]) or 0, opened.n_steps - 1)
 
 
 def _key(opened: Opened) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import streamlit as st
 
 from app import component, style
+from app.numbers import whole
 from app.plain import plain
 from app.task import Task
 from app.views import workload_form, workload_plan
@@ -287,11 +288,11 @@ def _played(asked: Source, setup: Setup) -> None:
             "Save the trace", base64.b64decode(trace["data"]), "interval.jsonl.gz", "application/gzip",
             key="wl-save-trace", on_click="ignore",
         )  # fmt: skip
-    at = st.query_params.get("at", "0")
+    at = whole(st.query_params.get("at", "")) or 0
     component.player(
         trace["payload"],
         key=f"{text_of_setup(setup)} {start} {end}",
-        at=min(int(at), trace["n"] - 1) if at.isascii() and at.isdigit() and len(at) < 9 else 0,
+        at=min(at, trace["n"] - 1),
         notes=dict(trace["notes"]),
         page="workload",
         height="640px",

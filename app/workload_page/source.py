@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from app.numbers import whole
 from kvsim.workload.choose import choose
 from kvsim.workload.request import Request
 from kvsim.workload.synthetic import LogNormal, Synthetic
@@ -100,7 +101,7 @@ def value_of(text: str, like: Any) -> Any:
     if isinstance(like, bool):
         return {"0": False, "1": True}.get(text)
     if isinstance(like, int):
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
+        return whole(text, 11)
     if isinstance(like, float):
         try:
             value = float(text) if text.isascii() else math.nan

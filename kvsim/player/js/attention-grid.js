@@ -1,6 +1,7 @@
 // One grid of the Attention page: query rows against cells, positions, or compressed rows on the scale of positions.
 
 import { el, number } from "./format.js";
+import { penOf } from "./theme.js";
 
 const GUTTER = 44, STRIP = 12, AXIS = 20;
 
@@ -54,13 +55,7 @@ export class AttentionGrid {
     this.high = Math.max(4, Math.min(18, Math.floor((this.kind === "compressed" ? 120 : 190) / n)));
     this.top = this.kind === "cell" ? STRIP + 6 : 7;
     const height = this.top + n * this.high + AXIS + 2;
-    this.canvas.width = Math.round(width * dpr);
-    this.canvas.height = Math.round(height * dpr);
-    this.canvas.style.width = `${width}px`;
-    this.canvas.style.height = `${height}px`;
-    const ctx = this.canvas.getContext("2d");
-    ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
-    ctx.clearRect(0, 0, width, height);
+    const ctx = penOf(this.canvas, width, height, dpr);
     if (this.kind === "cell") this._owners(ctx);
     for (let row = 0; row < n; row++) this._row(ctx, row);
     this._blocks(ctx);

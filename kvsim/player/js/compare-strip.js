@@ -1,6 +1,7 @@
 // The agreement strip: one row per lane, one mark per operation.
 
 import { el, number } from "./format.js";
+import { penOf } from "./theme.js";
 
 const LEFT = 170, AXIS = 22, ROW = 22;
 
@@ -21,13 +22,7 @@ export class Strip {
     const { view } = this, { theme, lanes, n } = view, { dpr } = theme;
     this.step = Math.min(18, (width - LEFT) / n);
     const height = AXIS + lanes.length * ROW + 8;
-    this.canvas.width = Math.round(width * dpr);
-    this.canvas.height = Math.round(height * dpr);
-    this.canvas.style.width = `${width}px`;
-    this.canvas.style.height = `${height}px`;
-    const ctx = this.canvas.getContext("2d");
-    ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
-    ctx.clearRect(0, 0, width, height);
+    const ctx = penOf(this.canvas, width, height, dpr);
     this._axis(ctx);
     lanes.forEach((lane, k) => this._lane(ctx, lane, AXIS + k * ROW));
     ctx.strokeStyle = theme.ink;

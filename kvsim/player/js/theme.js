@@ -83,6 +83,17 @@ export class Theme {
   }
 }
 
+// The context to draw on a canvas of this size in CSS pixels, empty.
+export function penOf(canvas, width, height, dpr) {
+  canvas.width = Math.round(width * dpr);
+  canvas.height = Math.round(height * dpr);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const ctx = canvas.getContext("2d");
+  ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
+  return ctx;
+}
+
 // "#rgb", "#rrggbb" or "rgb(...)" as three numbers.
 export function rgb(color) {
   if (color.startsWith("#")) {

@@ -3,7 +3,7 @@
 import { drawPanel, GAP, heightOf, LEFT, RIGHT, timeAxis } from "./workload-panels.js";
 import { el, number } from "./format.js";
 import { themeOf } from "./ground.js";
-import { Theme } from "./theme.js";
+import { penOf, Theme } from "./theme.js";
 
 const VIEWS = new WeakMap();
 const FOOT = 26, LEAST_DRAG = 4, KEY_STEP = 0.01;
@@ -129,12 +129,7 @@ class Plots {
     this.theme = new Theme(this.root, dpr);
     this.inner = width - LEFT - RIGHT;
     const height = this.panels.reduce((sum, panel) => sum + heightOf(panel) + GAP, FOOT);
-    this.canvas.width = Math.round(width * dpr);
-    this.canvas.height = Math.round(height * dpr);
-    this.canvas.style.width = `${width}px`;
-    this.canvas.style.height = `${height}px`;
-    const ctx = this.canvas.getContext("2d");
-    ctx.setTransform(dpr, 0, 0, dpr, 0, 0);
+    const ctx = penOf(this.canvas, width, height, dpr);
     let top = 0;
     for (const panel of this.panels) {
       drawPanel(ctx, this, panel, top + GAP);
