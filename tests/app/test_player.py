@@ -167,7 +167,7 @@ def test_hovering_a_cell_tells_its_history(show) -> None:
         ["18", "written: seq 3, position 27"],
     ]
     history.get_by_role("button", name="15", exact=True).click()
-    assert number(page) == "15"
+    until(page, "document.querySelector('.kv-number').textContent === '15'")
 
 
 def test_arrows_in_the_grid_move_over_cells_and_are_told(show) -> None:

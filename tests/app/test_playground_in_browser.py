@@ -71,14 +71,22 @@ def test_several_new_steps_are_played_one_after_the_other(visit) -> None:
     field.fill("4")
     field.press("Enter")
     page.get_by_text("writes cells 14–17").wait_for()
+    page.evaluate(  # what it shows in every frame, however fast
+        """() => {
+          window.numbersSeen = [];
+          const look = () => {
+            for (const { shadowRoot } of document.querySelectorAll("*")) {
+              const shown = shadowRoot?.querySelector(".kv-number");
+              if (shown) window.numbersSeen.push(shown.textContent);
+            }
+            requestAnimationFrame(look);
+          };
+          look();
+        }"""
+    )
     page.get_by_role("button", name="Apply").click()
-    seen = set()
-    for _ in range(100):
-        seen.add(page.locator(".kv-number").inner_text())
-        if "6" in seen:
-            break
-        page.wait_for_timeout(50)
-    assert {"3", "4", "5", "6"} <= seen
+    page.locator(".kv-number", has_text="6").wait_for()
+    assert {"3", "4", "5", "6"} <= set(page.evaluate("window.numbersSeen"))
 
 
 def test_a_line_of_the_list_leads_the_player_to_its_first_step(visit) -> None:
