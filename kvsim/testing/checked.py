@@ -271,7 +271,7 @@ class Checked:
         for name in restored:
             if name not in kept:  # there the sequence is as it was, and shares the rows that it shared
                 self.ledger.parts[name].restore(saved.parts[name], into)
-        if self._pair is not None and self._pair[0] not in restored:
+        if self._pair is not None and (kept or self._pair[0] not in restored):
             self._astray.update(s for s in into.values() if not self._fits(s))
 
     def _restored_as(self, saved: Op, op: Op) -> dict[int, int]:
@@ -283,8 +283,9 @@ class Checked:
         return {s: s for s in (range(self.n_seq_max) if saved.op == "state_get" else [saved.args["seq"]])}
 
     def _fits(self, seq: int) -> bool:
-        """Whether the window part holds nothing but what the other part holds too: a partial state, which
-        only the ledger can tell, may be of another sequence or of another time."""
+        """Whether the window part holds nothing but what the other part holds too. A partial state, which
+        only the ledger can tell, may be of another sequence or of another time; and an empty part of a state
+        leaves the window as it was."""
         full, swa = (self.ledger.parts[name] for name in self._pair or ())
         assert isinstance(full, AttentionPart)
         assert isinstance(swa, AttentionPart)

@@ -81,3 +81,22 @@ def test_rows_zeroed_by_another_parts_failure_are_told_under_a_queued_copy() -> 
         checked.perform(op)
     told = {event.cache for event in checked.events if event.detail["id"] == "restore-under-queued-copy"}
     assert "idx" in told
+
+
+def test_a_window_that_a_state_of_nothing_left_behind_is_astray() -> None:
+    """hazard empty-state-removes-nothing: the base goes back to the state, the window stays where it was. What
+    the window has long given to another sequence is asked of it no more, wherever its position moves."""
+    info = CACHES["iswa"]
+    checked = Checked(info, next(config for config in info.configs if config.name == "symmetric"))
+    for op in (
+        one(0, 2), Op.decode([2, 3], [3, 4], [[0]] * 2), Op.seq_add(1, -1, -1, 2), one(1, 12), Op.seq_rm(0, 3),
+        Op.state_seq_get(0, 71),
+        Op.clear(), one(0, 0), one(0, 1), one(1, 1), one(0, 2), one(1, 2), one(1, 3), one(0, 3),
+        Op.decode([4, 5], [4, 4], [[0], [1]]), Op.decode([4, 5], [5, 5], [[0], [1]]),
+        Op.state_seq_set(0, 71), Op.seq_add(0, 5, -1, -4), Op.seq_add(0, -1, 1, 3),
+    ):  # fmt: skip
+        checked.perform(op)
+    assert checked.hazards["empty-state-removes-nothing"] == 1
+    swa = checked.memory.leaves()["swa"]
+    assert isinstance(swa, KVCache)
+    assert sorted(e.pos for e in cells_of(swa)[0]) == [1, 1, 2, 3, 4]
