@@ -13,7 +13,6 @@ planes reach. Everything is kept per sequence, even if a unified cache was asked
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -92,9 +91,12 @@ class DSV4Cache(CompositeMemory):
             )
         if any(ring.pending_copies for ring in self.rings.values()):
             # what ends it while it prepares must show before the update has run the copies
-            trial = self.copy_metadata()
-            trial.init_update().apply()
-            trial.init_batch(batch, n_ubatch, output_all)
+            for leaf in self.leaves().values():
+                leaf.check_update()
+            for split in self.splits(batch, n_ubatch, output_all):  # several streams: there is one way
+                ubatches = batch.split_all(split)
+                if ubatches is not None:
+                    self._plans(ubatches, [per_sequence(ubatch) for ubatch in ubatches])
 
     def copy_metadata(self) -> Self:
         """As of every memory; the rings' rows are left out too."""
@@ -109,20 +111,27 @@ class DSV4Cache(CompositeMemory):
     def _prepare(self, ubatches: Sequence[Ubatch]) -> dict[str, list[Any]] | PrepareFailure | None:
         """Slots in the raw pair, then the plans. A plan that cannot be made raises, nothing has changed."""
         raw_ubatches = [per_sequence(ubatch) for ubatch in ubatches]
+        plans = self._plans(ubatches, raw_ubatches)
+        raw = self.raw.leaves()
+        found = self.raw.base.prepare_all(list(raw.values()), raw_ubatches)
+        if not isinstance(found, list):
+            return found
+        return {"ubatches": raw_ubatches, **plans, **dict(zip(raw, found, strict=True))}
+
+    def _plans(self, ubatches: Sequence[Ubatch], raw_ubatches: Sequence[Ubatch]) -> dict[str, list[Plan]]:
+        """What the graph of each ubatch does with each compressor; those of one shape all do the same. Raises
+        CacheUsageError where llama.cpp ends, unless it refuses for want of room before that."""
+        shapes = {ring.shape: ring for ring in self.rings.values()}
         try:
             for ubatch in ubatches:
                 check_unplaced(ubatch)
-            plans = {name: ring.plans(ubatches, self.rs_idx) for name, ring in self.rings.items()}
+            plans = {shape: ring.plans(ubatches, self.rs_idx) for shape, ring in shapes.items()}
         except CacheUsageError:
-            trial = copy.deepcopy(self.raw)
-            trial.observe(None)
+            trial = self.raw.copy_metadata()
             if all(leaf.prepare(raw_ubatches) for leaf in trial.leaves().values()):
                 raise
-            plans = {}  # no room either: llama.cpp refuses before it plans
-        slots: dict[str, list[Any]] = {"ubatches": raw_ubatches, **plans}
-        raw = self.raw.leaves()
-        found = self.raw.base.prepare_all(list(raw.values()), raw_ubatches)
-        return {**slots, **dict(zip(raw, found, strict=True))} if isinstance(found, list) else found
+            return {}
+        return {name: plans[ring.shape] for name, ring in self.rings.items()}
 
     def batch_context(self, ubatches: Sequence[Ubatch], slots: Mapping[str, Sequence[Any]]) -> MemoryContext:
         """The prepared batch. Its sequences' pending rollbacks are forgotten here, not at apply (B4)."""

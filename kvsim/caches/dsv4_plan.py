@@ -18,7 +18,7 @@ Mirrors ``src/llama-kv-cache-dsv4.cpp: dsv4_build_comp_plan``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,37 +57,53 @@ def build_plan(ubatch: Ubatch, shape: CompressorShape, rs_idx: Sequence[int]) ->
             f"a compressor with one stream got a ubatch of {ubatch.n_seqs_unq} sequences; llama.cpp "
             "throws here. Make the context with n_seq_max of at least the number of sequences"
         )
-    pos = ubatch.pos0
-    stored = pos >= 0
-    n_visible = np.where(stored, (pos + 1) // shape.ratio, 0).astype(np.int32)
-    most = int(n_visible.max(initial=0))
-    source = _Sources(ubatch, shape)
-    blocks = _complete_blocks(ubatch, shape)
-    if stored.any():
-        blocks += _dummy_blocks(ubatch, shape, [b.seq for b in blocks])
-    persist_src, persist_dst = _persist(ubatch, shape)
-    restore_src, restore_dst = _restore(ubatch, shape, rs_idx)
-    snapshot_src, snapshot_dst = _snapshot(ubatch, shape)
+    tokens = _Tokens(ubatch)
+    stored = [p for p in tokens.pos if p >= 0]
+    most = (max(stored, default=-1) + 1) // shape.ratio
+    blocks = _complete_blocks(tokens, shape)
+    if stored:
+        blocks += _dummy_blocks(tokens, shape, [b.seq for b in blocks])
+    persist_src, persist_dst = _persist(tokens, shape)
+    restore_src, restore_dst = _restore(tokens, shape, rs_idx)
+    snapshot_src, snapshot_dst = _snapshot(tokens, shape)
     return Plan(
-        n_stream=_graph_streams(ubatch, shape),
+        n_stream=1 if shape.n_stream == 1 or tokens.coupled else max(1, ubatch.n_seqs_unq),
         n_kv=max(MIN_ROWS, -(-most // MIN_ROWS) * MIN_ROWS),
-        state_pos=pos[stored] % shape.ratio,
+        state_pos=_ints([p % shape.ratio for p in stored]),
         state_persist_src_idxs=persist_src,
         state_persist_dst_idxs=persist_dst,
         state_restore_src_idxs=restore_src,
         state_restore_dst_idxs=restore_dst,
         state_snapshot_src_idxs=snapshot_src,
         state_snapshot_dst_idxs=snapshot_dst,
-        state_read_idxs=_reads(blocks, source, shape),
-        state_write_idxs=np.array([b.row for b in blocks], np.int32),
-        state_write_pos=np.array([max(b.start, 0) for b in blocks], np.int32),
-        n_visible=n_visible,
+        state_read_idxs=_reads(blocks, tokens, shape),
+        state_write_idxs=_ints([b.row for b in blocks]),
+        state_write_pos=_ints([max(b.start, 0) for b in blocks]),
+        n_visible=_ints([(p + 1) // shape.ratio if p >= 0 else 0 for p in tokens.pos]),
     )
 
 
-@dataclass(frozen=True)
-class _Block:
-    """One row to write. A dummy keeps the graph's shape: it reads the token at ``pos`` only."""
+def _ints(values: Sequence[int]) -> IntArray:
+    return np.array(values, np.int32)
+
+
+class _Tokens:
+    """A ubatch as lists, which cost less than arrays for the few tokens that it mostly has: ``pos`` and ``ids``
+    of every row, ``rows`` of every sequence."""
+
+    def __init__(self, ubatch: Ubatch) -> None:
+        self.pos: list[int] = ubatch.pos0.tolist()
+        self.ids = ubatch.seq_ids
+        self.rows: dict[int, list[int]] = {seq: [] for seq in ubatch.seq_id_unq}
+        for i, ids in enumerate(ubatch.seq_ids):
+            for seq in ids:
+                self.rows[seq].append(i)
+        self.coupled = any(len(ids) > 1 for ids in ubatch.seq_ids)
+        self.n_seq_tokens = ubatch.n_seq_tokens
+
+
+class _Block(NamedTuple):
+    """One row to write. A dummy keeps the graph's shape: it reads the token at ``dummy_pos`` only."""
 
     seq: int
     row: int
@@ -95,78 +111,40 @@ class _Block:
     dummy_pos: int = -1
 
 
-class _Sources:
-    """Where the graph finds the token of a sequence at a position: in the ubatch, or in its ring."""
-
-    def __init__(self, ubatch: Ubatch, shape: CompressorShape) -> None:
-        self.shape = shape
-        self.nothing = shape.ring_rows + ubatch.n_tokens
-        self.tokens = {}
-        for seq in ubatch.seq_id_unq:
-            rows = _rows_of(ubatch, seq)
-            order = np.argsort(ubatch.pos0[rows], kind="stable")
-            self.tokens[seq] = rows[order], ubatch.pos0[rows][order]
-
-    def __call__(self, seq: int, pos: IntArray) -> IntArray:
-        """Read indices of the positions. Of a repeated position the last token counts."""
-        ring = self.shape.stream(seq) * self.shape.state_size + pos % self.shape.state_size
-        rows, have = self.tokens[seq]
-        at = np.searchsorted(have, pos, side="right") - 1
-        fresh = (at >= 0) & (have[at] == pos)
-        found = np.where(fresh, self.shape.ring_rows + rows[at], ring)
-        return np.where(pos < 0, self.nothing, found).astype(np.int32)
-
-
-def _rows_of(ubatch: Ubatch, seq: int) -> IntArray:
-    return np.array([i for i, ids in enumerate(ubatch.seq_ids) if seq in ids], np.int32)
-
-
-def _coupled(ubatch: Ubatch) -> bool:
-    return any(len(ids) > 1 for ids in ubatch.seq_ids)
-
-
-def _graph_streams(ubatch: Ubatch, shape: CompressorShape) -> int:
-    if shape.n_stream == 1 or _coupled(ubatch):
-        return 1
-    return max(1, ubatch.n_seqs_unq)
-
-
-def _complete_blocks(ubatch: Ubatch, shape: CompressorShape) -> list[_Block]:
+def _complete_blocks(tokens: _Tokens, shape: CompressorShape) -> list[_Block]:
     """A block for every token that ends one, in token order, then in the order of its sequences."""
-    blocks = []
-    for i in np.flatnonzero((ubatch.pos0 >= 0) & ((ubatch.pos0 + 1) % shape.ratio == 0)):
-        pos = int(ubatch.pos0[i])
-        for seq in ubatch.seq_ids[i]:
-            row = shape.stream(seq) * shape.kv_size + pos // shape.ratio
-            blocks.append(_Block(seq, row, pos + 1 - shape.ratio))
-    return blocks
+    return [
+        _Block(seq, shape.stream(seq) * shape.kv_size + p // shape.ratio, p + 1 - shape.ratio)
+        for p, ids in zip(tokens.pos, tokens.ids, strict=True)
+        if p >= 0 and (p + 1) % shape.ratio == 0
+        for seq in ids
+    ]
 
 
-def _dummy_blocks(ubatch: Ubatch, shape: CompressorShape, done: list[int]) -> list[_Block]:
+def _dummy_blocks(tokens: _Tokens, shape: CompressorShape, done: list[int]) -> list[_Block]:
     """Blocks that only keep the graph's shape, written to the last row of a stream.
 
     ``done`` holds the sequence of every complete block. With overlap and no shared tokens every
     sequence must come to the same number of blocks; otherwise one block in all is enough.
     """
-    pos = ubatch.pos0
-    if not shape.overlap or _coupled(ubatch):
-        first = int(np.flatnonzero(pos >= 0)[0])
-        return [] if done else [_dummy(ubatch.seq_ids[first][0], int(pos[first]), shape)]
-    share = -(-max(1, ubatch.n_seq_tokens) // shape.ratio)
+    pos = tokens.pos
+    if not shape.overlap or tokens.coupled:
+        first = next(i for i, p in enumerate(pos) if p >= 0)
+        return [] if done else [_dummy(tokens.ids[first][0], pos[first], shape)]
+    share = -(-max(1, tokens.n_seq_tokens) // shape.ratio)
     dummies = []
-    for seq in ubatch.seq_id_unq:
+    for seq, rows in tokens.rows.items():
         missing = share - done.count(seq)
         if missing <= 0:
             continue
-        rows = _rows_of(ubatch, seq)
-        rows = rows[pos[rows] >= 0]
-        if missing > 1 or not len(rows):
+        first_pos = next((pos[i] for i in rows if pos[i] >= 0), -1)
+        if missing > 1 or first_pos < 0:
             raise CacheUsageError(
                 f"sequence {seq} completes {done.count(seq)} blocks of {shape.ratio} tokens in this "
                 f"ubatch where {share} are due: its positions are not contiguous, and llama.cpp throws. "
                 "Decode positions without gaps, starting at 0"
             )
-        dummies.append(_dummy(seq, int(pos[rows[0]]), shape))
+        dummies.append(_dummy(seq, first_pos, shape))
     return dummies
 
 
@@ -174,72 +152,71 @@ def _dummy(seq: int, pos: int, shape: CompressorShape) -> _Block:
     return _Block(seq, (shape.stream(seq) + 1) * shape.kv_size - 1, 0, dummy_pos=pos)
 
 
-def _reads(blocks: list[_Block], source: _Sources, shape: CompressorShape) -> IntArray:
-    """Read indices: with overlap the previous windows of all blocks, then all blocks themselves."""
+def _reads(blocks: list[_Block], tokens: _Tokens, shape: CompressorShape) -> IntArray:
+    """Read indices: with overlap the previous windows of all blocks, then all blocks themselves.
 
-    def windows(back: int) -> list[IntArray]:
-        steps = np.arange(shape.ratio, dtype=np.int32)
-        return [
-            source(b.seq, b.start - back + steps if b.dummy_pos < 0 else np.full_like(steps, b.dummy_pos))
-            for b in blocks
-        ]
+    A token is read in the ubatch, or else in its sequence's ring. Of a repeated position the last counts.
+    """
+    ratio, size, in_rings = shape.ratio, shape.state_size, shape.ring_rows
+    nothing = in_rings + len(tokens.pos)
+    fresh = {seq: {tokens.pos[i]: in_rings + i for i in tokens.rows[seq]} for seq in {b.seq for b in blocks}}
+    read = []
+    for back in (ratio, 0) if shape.overlap else (0,):
+        for seq, _, start, dummy_pos in blocks:
+            ring, own = shape.stream(seq) * size, fresh[seq]
+            if dummy_pos >= 0:
+                read += [own[dummy_pos]] * ratio
+                continue
+            window = range(start - back, start - back + ratio)
+            read += [nothing if p < 0 else own.get(p, ring + p % size) for p in window]
+    return _ints(read)
 
-    parts = (windows(shape.ratio) if shape.overlap else []) + windows(0)
-    return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
-
-def _persist(ubatch: Ubatch, shape: CompressorShape) -> tuple[IntArray, IntArray]:
+def _persist(tokens: _Tokens, shape: CompressorShape) -> tuple[IntArray, IntArray]:
     """Ring rows that get a token: of those that fall on a row the one at the largest position.
 
     Of a repeated largest position the first token counts (unlike the reads, where the last does).
     """
+    pos = tokens.pos
     best: dict[int, int] = {}
-    for i, ids in enumerate(ubatch.seq_ids):
-        pos = int(ubatch.pos0[i])
-        if pos < 0:
+    for i, ids in enumerate(tokens.ids):
+        if pos[i] < 0:
             continue
         for seq in ids:
-            row = shape.stream(seq) * shape.state_size + pos % shape.state_size
-            if row not in best or pos > ubatch.pos0[best[row]]:
+            row = shape.stream(seq) * shape.state_size + pos[i] % shape.state_size
+            if row not in best or pos[i] > pos[best[row]]:
                 best[row] = i
     rows = sorted(best)
-    return np.array([best[r] for r in rows], np.int32), np.array(rows, np.int32)
+    return _ints([best[row] for row in rows]), _ints(rows)
 
 
-def _stream_seqs(ubatch: Ubatch, shape: CompressorShape) -> list[int]:
-    """The sequence whose tokens each stream gets, -1 if none. One stream serves any one sequence."""
-    if shape.n_stream == 1:
-        return [ubatch.seq_id_unq[0] if ubatch.seq_id_unq else -1]
-    return [s if s in ubatch.seq_id_unq else -1 for s in range(shape.n_stream)]
-
-
-def _restore(ubatch: Ubatch, shape: CompressorShape, rs_idx: Sequence[int]) -> tuple[IntArray, IntArray]:
+def _restore(tokens: _Tokens, shape: CompressorShape, rs_idx: Sequence[int]) -> tuple[IntArray, IntArray]:
     """Plane 0 of every stream from the plane of its pending rollback, or onto itself."""
     if shape.n_rs_seq == 0:
-        return np.empty(0, np.int32), np.empty(0, np.int32)
-    n_rows = shape.ring_rows
-    planes = [rs_idx[s] if s >= 0 else 0 for s in _stream_seqs(ubatch, shape)]
-    planes = [p if p <= shape.n_rs_seq else 0 for p in planes]
-    dst = np.arange(n_rows, dtype=np.int32)
-    return dst + np.repeat(np.array(planes, np.int32), shape.state_size) * n_rows, dst
+        return _ints([]), _ints([])
+    src = np.arange(shape.ring_rows, dtype=np.int32)
+    dst = src.copy()
+    for seq in tokens.rows:
+        if 0 < rs_idx[seq] <= shape.n_rs_seq:
+            first = shape.stream(seq) * shape.state_size
+            src[first : first + shape.state_size] += rs_idx[seq] * shape.ring_rows
+    return src, dst
 
 
-def _snapshot(ubatch: Ubatch, shape: CompressorShape) -> tuple[IntArray, IntArray]:
+def _snapshot(tokens: _Tokens, shape: CompressorShape) -> tuple[IntArray, IntArray]:
     """Planes 1.. of every stream: the ring without the last 1, 2, ... tokens of this ubatch."""
-    n_rows = shape.ring_rows
+    if shape.n_rs_seq == 0:
+        return _ints([]), _ints([])
+    size, n_rows = shape.state_size, shape.ring_rows
     scratch = n_rows * (1 + shape.n_rs_seq)
-    src, dst = [], []
-    for stream, seq in enumerate(_stream_seqs(ubatch, shape)):
-        ring = stream * shape.state_size + np.arange(shape.state_size, dtype=np.int32)
-        tokens = _rows_of(ubatch, seq) if seq >= 0 else np.empty(0, np.int32)
-        for plane in range(1, shape.n_rs_seq + 1):
-            here = plane * n_rows + ring
-            rows = (ring if len(tokens) else here).copy()
-            kept = tokens[: max(0, len(tokens) - plane)]
-            kept = kept[ubatch.pos0[kept] >= 0]
-            # the last token that falls on a row stays: numpy assigns repeated indices in order
-            rows[ubatch.pos0[kept] % shape.state_size] = scratch + kept
-            src.append(rows)
-            dst.append(here)
-    empty = [np.empty(0, np.int32)]
-    return np.concatenate(src or empty), np.concatenate(dst or empty)
+    planes = np.arange(n_rows, scratch, dtype=np.int32).reshape(shape.n_rs_seq, shape.n_stream, size)
+    dst = planes.swapaxes(0, 1)
+    src = dst.copy()
+    for seq, rows in tokens.rows.items():
+        stream = shape.stream(seq)
+        src[stream] = np.arange(stream * size, (stream + 1) * size)
+        for back, plane in enumerate(src[stream], start=1):
+            for i in rows[: max(0, len(rows) - back)]:
+                if tokens.pos[i] >= 0:
+                    plane[tokens.pos[i] % size] = scratch + i  # the last token that falls on a row stays
+    return src.ravel(), dst.ravel()
