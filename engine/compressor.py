@@ -12,8 +12,7 @@ from torch import Tensor
 from engine.dsv4_plan import build_plans
 from engine.sync import read_back, upload
 from kvsim.batch import Ubatch
-from kvsim.caches.dsv4_ring import F32, VERSION, expect_block, read_tensor_head, write_tensor_head
-from kvsim.errors import StateError
+from kvsim.caches.saved_rows import read_ring, write_ring
 from kvsim.models.cache_spec import CompressorSpec
 from kvsim.state import StateReader, StateWriter
 from kvsim.tensors.compressor import CompressorShape, Plan
@@ -76,50 +75,21 @@ class CompressorRing:
 
     def state_write(self, io: StateWriter, seq: int, rs_idx: Sequence[int]) -> None:
         """Write the rings of ``seq`` (-1: of all streams), each from the plane its pending rollback names."""
-        spec = self.spec
-        streams = list(range(spec.n_stream)) if seq < 0 else [self.shape.stream(seq)]
-        for value in (
-            VERSION,
-            spec.ratio,
-            spec.state_size,
-            spec.n_embd_state,
-            len(streams),
-            len(spec.layers),
-        ):
-            io.u32(value)
-        row = 4 * spec.n_embd_state
-        for il in spec.layers:
-            io.u32(il)
-            for name in ("kv", "score"):
-                write_tensor_head(io, F32, spec.n_embd_state, spec.state_size, row)
-                for stream in streams:
-                    plane = rs_idx[stream if seq < 0 else seq]
-                    data = None
-                    if self.states:
-                        data = read_back(
-                            self._planes(getattr(self.states[il], name))[plane, stream]
-                        ).tobytes()
-                    io.rows(data, spec.state_size * row)
+
+        def read(il: int, part: str, stream: int) -> bytes:
+            plane = rs_idx[stream if seq < 0 else seq]
+            return read_back(self._planes(getattr(self.states[il], part))[plane, stream]).tobytes()
+
+        write_ring(io, self.spec, self._saved_streams(seq), read if self.states else None)
 
     def state_read(self, io: StateReader, seq: int) -> None:
         """Read the rings into plane 0 of ``seq`` (-1: of all streams). Raises StateError on a mismatch."""
-        spec = self.spec
-        streams = list(range(spec.n_stream)) if seq < 0 else [self.shape.stream(seq)]
-        found = [io.u32("the ring header") for _ in range(6)]
-        wanted = [VERSION, spec.ratio, spec.state_size, spec.n_embd_state, len(streams), len(spec.layers)]
-        if found != wanted:
-            raise StateError(f"ring of ratio {spec.ratio}: the state has {found}, the memory {wanted}")
-        row = 4 * spec.n_embd_state
-        for il in spec.layers:
-            expect_block(io, il)
-            for name in ("kv", "score"):
-                read_tensor_head(io, F32, spec.n_embd_state, spec.state_size, row)
-                for stream in streams:
-                    data = io.rows(spec.state_size * row, f"ring rows of block {il}")
-                    if self.states:
-                        io.defer(lambda il=il, n=name, s=stream, d=data: self._put(il, n, s, d))
+        read_ring(io, self.spec, self._saved_streams(seq), self._put if self.states else None)
 
-    def _put(self, il: int, name: str, stream: int, data: bytes) -> None:
+    def _saved_streams(self, seq: int) -> Sequence[int]:
+        return range(self.spec.n_stream) if seq < 0 else [self.shape.stream(seq)]
+
+    def _put(self, il: int, name: str, stream: int, data: bytes | memoryview) -> None:
         rows = np.frombuffer(data, "<f4").reshape(self.spec.state_size, -1)
         self._planes(getattr(self.states[il], name))[0, stream] = upload(rows, self.device, torch.float32)
 

@@ -6,7 +6,6 @@ then per layer type and width of K and the rows, then the same of V (spec state.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,19 +17,14 @@ from engine.rows import WORD, owner_words
 from engine.sync import read_back, upload
 from kvsim.batch import Ubatch
 from kvsim.caches.attention_leaf import Mirror
+from kvsim.caches.saved_rows import MisfitError, read_kv_rows, write_kv_rows
 from kvsim.errors import StateError
 from kvsim.memory import MAX_SEQ, SlotInfo
-from kvsim.models.cache_spec import LayerSpec
 from kvsim.models.params import SwaType
 
 if TYPE_CHECKING:
     from engine.kv import DeviceSlot, KVCache
     from kvsim.state import StateReader, StateWriter
-
-
-class _MisfitError(StateError):
-    """A complete state that does not fit: the caller cleans up (not so when the list of cells is cut
-    short)."""
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -59,7 +53,7 @@ def write(cache: KVCache, io: StateWriter, seq: int) -> None:
         if len(cells):
             ext = (x, y, tok) if cache.spec.has_cell_ext else ()
             io.raw(_pack(pos, ext, owners))
-            _write_rows(cache, io, stream, cells)
+            write_kv_rows(io, cache.spec, cache.store, stream, cells)
 
 
 def _saved_cells(cache: KVCache, stream: int, seq: int) -> tuple[np.ndarray, ...]:
@@ -114,32 +108,6 @@ def _pack(pos: np.ndarray, ext: tuple[np.ndarray, ...], owners: list[list[int]])
     return out.tobytes()
 
 
-def _write_rows(cache: KVCache, io: StateWriter, stream: int, cells: np.ndarray) -> None:
-    spec, store = cache.spec, cache.store
-    for value in (int(spec.v_trans), len(spec.layers), spec.n_rot_k, spec.n_rot_v):
-        io.u32(value)
-    for layer in spec.layers:
-        io.i32(layer.k.ggml_id)
-        io.u64(layer.row_k)
-        io.rows(store and store.read_k(layer.il, stream, cells), len(cells) * layer.row_k)
-    for layer in spec.layers:
-        if layer.v is None:
-            continue
-        io.i32(layer.v.ggml_id)
-        if spec.v_trans:
-            io.u32(layer.v.n_bytes)
-            io.u32(layer.n_embd_v_own)
-        else:
-            io.u64(layer.row_v)
-        io.rows(store and store.read_v(layer.il, stream, cells), len(cells) * _v_bytes(cache, layer))
-
-
-def _v_bytes(cache: KVCache, layer: LayerSpec) -> int:
-    """Saved V bytes of one cell."""
-    assert layer.v is not None
-    return layer.v.n_bytes * layer.n_embd_v_own if cache.spec.v_trans else layer.row_v
-
-
 # -- reading ---------------------------------------------------------------------------------------
 
 
@@ -188,14 +156,14 @@ def _read_stream(
     slot: SlotInfo | None = None
     try:
         if count > cache.size:
-            raise _MisfitError(f"the state has {count} cells, a stream {cache.size}")
+            raise MisfitError(f"the state has {count} cells, a stream {cache.size}")
         if seq == -1:
             slot = _read_all_cells(cache, io, stream, count, mirrored, wanted)
         else:
             slot = _read_seq_cells(cache, io, stream, count, seq, mirrored, wanted)
-        _read_rows(cache, io, stream, slot.idxs[0])
+        read_kv_rows(io, cache.spec, cache.store, stream, slot.idxs[0])
     except StateError as err:
-        if slot is not None or isinstance(err, _MisfitError):
+        if slot is not None or isinstance(err, MisfitError):
             _clean_up(cache, seq, stream, slot)
         raise StateError(f"cache {cache.name!r}: {err}") from err
     return slot
@@ -242,7 +210,7 @@ def _read_seq_cells(
         n_ids.append(int(np.frombuffer(io.take(8), "<i4")[1]))
     bad = next((i for i, n in enumerate(n_ids) if n != 1), None)
     if bad is not None:
-        raise _MisfitError(f"cell {bad} belongs to {n_ids[bad]} sequences, in the state of one sequence to 1")
+        raise MisfitError(f"cell {bad} belongs to {n_ids[bad]} sequences, in the state of one sequence to 1")
     if whole < count:
         io.take(4 * width, f"cell {whole} of {count}")
     pos = np.zeros((4 if cache.spec.n_pos_per_embd > 1 else 1, count), np.int32)
@@ -252,7 +220,7 @@ def _read_seq_cells(
     ubatch = Ubatch.restored(seq, pos)
     slot = _mirrored_slot(cache, stream, wanted, count, ubatch) if mirrored else cache.find_slot(ubatch)
     if slot is None:
-        raise _MisfitError(f"no room: {cache.last_failure}")
+        raise MisfitError(f"no room: {cache.last_failure}")
     cache.place(slot, may_evict=cache.windowed)
     if ext:
         columns = upload(cells[:, [4, 2, 3]].T, cache.device, torch.int32)
@@ -265,11 +233,11 @@ def _mirrored_slot(
 ) -> DeviceSlot:
     placed = 0 if wanted is None else wanted.n_cells
     if wanted is None or placed != count:
-        raise _MisfitError(f"the state has {count} cells, the mirrored cache has restored {placed}")
+        raise MisfitError(f"the state has {count} cells, the mirrored cache has restored {placed}")
     slot = cache.slot_on_device(SlotInfo((stream,), wanted.idxs), ubatch)
     outside = bool((wanted.idxs[0] >= cache.size).any())
     if outside or bool(read_back((cache.table.pos.view(-1).index_select(0, slot.flat) != -1).any())):
-        raise _MisfitError("a cell of the mirrored slot is not free here: the two caches have drifted apart")
+        raise MisfitError("a cell of the mirrored slot is not free here: the two caches have drifted apart")
     return slot
 
 
@@ -278,7 +246,7 @@ def _read_all_cells(
 ) -> SlotInfo:
     """All cells, to indices 0, 1, ... What was read of a list that is cut short is placed all the same."""
     if mirrored and (0 if wanted is None else wanted.n_cells) != count:
-        raise _MisfitError(f"the state has {count} cells, the mirrored cache has restored another number")
+        raise MisfitError(f"the state has {count} cells, the mirrored cache has restored another number")
     cells: list[tuple[int, int, int, int]] = []
     owners: list[tuple[int, ...]] = []
     try:
@@ -292,7 +260,7 @@ def _read_all_cells(
             for _ in range(n_ids):
                 owner = io.i32(f"the owners of cell {i}")
                 if not 0 <= owner < cache.n_seq_max:
-                    raise _MisfitError(
+                    raise MisfitError(
                         f"cell {i} belongs to sequence {owner}, this context has {cache.n_seq_max}"
                     )
                 owners[-1] += (owner,)
@@ -321,36 +289,3 @@ def _place_from_zero(
     cache.free[stream] = cache.size - n
     cache.forget_ranges()
     table.heads[stream] = 0
-
-
-def _read_rows(cache: KVCache, io: StateReader, stream: int, cells: np.ndarray) -> None:
-    """Check every layer's header; the rows are written once the whole state was read."""
-    spec, store, n = cache.spec, cache.store, len(cells)
-    v_trans, n_layer = io.u32("v_trans"), io.u32("the layer count")
-    rotations = io.u32("the key rotation"), io.u32("the value rotation")
-    _expect("number of layers", n_layer, len(spec.layers))
-    _expect("layout of V", bool(v_trans), spec.v_trans)
-    _expect("rotation of the rows", rotations, (spec.n_rot_k, spec.n_rot_v))
-    for layer in spec.layers:
-        _expect(f"key type of layer {layer.il}", io.i32("a key type"), layer.k.ggml_id)
-        _expect(f"key row size of layer {layer.il}", io.u64("a key row size"), layer.row_k)
-        data = io.rows(n * layer.row_k, f"keys of layer {layer.il}")
-        if store is not None:
-            io.defer(partial(store.write_k, layer.il, stream, cells, data))
-    for layer in spec.layers:
-        if layer.v is None:
-            continue
-        _expect(f"value type of layer {layer.il}", io.i32("a value type"), layer.v.ggml_id)
-        if spec.v_trans:
-            _expect(f"value element of layer {layer.il}", io.u32("a value size"), layer.v.n_bytes)
-            _expect(f"value width of layer {layer.il}", io.u32("a value width"), layer.n_embd_v_own)
-        else:
-            _expect(f"value row size of layer {layer.il}", io.u64("a value row size"), layer.row_v)
-        data = io.rows(n * _v_bytes(cache, layer), f"values of layer {layer.il}")
-        if store is not None:
-            io.defer(partial(store.write_v, layer.il, stream, cells, data))
-
-
-def _expect(what: str, found: object, wanted: object) -> None:
-    if found != wanted:
-        raise _MisfitError(f"the {what} is {found} in the state, {wanted} in the cache")

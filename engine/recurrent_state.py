@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,19 +11,13 @@ from engine.recurrent_cells import HEAD, POS, SRC, TAIL, USED
 from engine.rows import WORD, owner_words
 from engine.sync import read_back, upload
 from kvsim.batch import Ubatch
+from kvsim.caches.saved_rows import MisfitError, read_recurrent_rows, write_recurrent_rows
 from kvsim.errors import CacheUsageError, StateError
 from kvsim.state import ON_DEVICE
 
 if TYPE_CHECKING:
     from engine.recurrent import RecurrentMemory
     from kvsim.state import StateReader, StateWriter
-
-F32 = 0
-"""ggml's number of float32."""
-
-
-class _MisfitError(StateError):
-    """A complete state that does not fit: the caller cleans up."""
 
 
 def write(memory: RecurrentMemory, io: StateWriter, seq: int, flags: int) -> None:
@@ -57,22 +49,7 @@ def write(memory: RecurrentMemory, io: StateWriter, seq: int, flags: int) -> Non
     for c in saved:
         ids = owners[c] if seq == -1 else []
         io.raw(np.array([columns[POS, c], len(ids), *ids], "<i4").tobytes())
-    io.u32(0)  # S is not transposed
-    io.u32(len(memory.layers))
-    for il, parts in _blocks(memory):
-        io.i32(F32)
-        for part, width in parts:
-            io.u64(4 * width)
-            io.rows(memory.store and memory.store.read(part, il, rows), 4 * width * len(rows))
-
-
-def _blocks(memory: RecurrentMemory) -> Iterator[tuple[int, list[tuple[str, int]]]]:
-    """What a state has per layer: first r and p of all layers, then s."""
-    kept = [(il, widths) for il, widths in enumerate(memory.layers) if any(widths)]
-    for il, (r, _, p) in kept:
-        yield il, [("r", r), *([("p", p)] if p else [])]
-    for il, (_, s, _) in kept:
-        yield il, [("s", s)]
+    write_recurrent_rows(io, memory.layers, memory.store, rows)
 
 
 def read(memory: RecurrentMemory, io: StateReader, seq: int) -> None:
@@ -85,14 +62,15 @@ def read(memory: RecurrentMemory, io: StateReader, seq: int) -> None:
     cells_read = False
     try:
         if count > memory.size:
-            raise _MisfitError(f"the state has {count} recurrent cells, the memory {memory.size}")
+            raise MisfitError(f"the state has {count} recurrent cells, the memory {memory.size}")
         (_read_all if seq == -1 else _read_one)(memory, io, count, seq)
         cells_read = True
-        _read_rows(memory, io, count)
+        head = int(read_back(memory.cells.counters)[HEAD])
+        read_recurrent_rows(io, memory.layers, memory.store, head, count)
     except StateError as err:
-        if seq == -1 and (cells_read or isinstance(err, _MisfitError)):
+        if seq == -1 and (cells_read or isinstance(err, MisfitError)):
             memory.clear(True)
-        elif cells_read or isinstance(err, _MisfitError):
+        elif cells_read or isinstance(err, MisfitError):
             head = int(read_back(memory.cells.counters)[HEAD])
             memory.seq_rm(seq, -1, -1)
             if cells_read and count and memory.store is not None:
@@ -110,7 +88,7 @@ def _read_one(memory: RecurrentMemory, io: StateReader, count: int, seq: int) ->
             pos.append(io.i32(f"recurrent cell {i} of {count}"))
             n_ids = io.u32(f"recurrent cell {i} of {count}")
             if n_ids:
-                raise _MisfitError(
+                raise MisfitError(
                     f"recurrent cell {i} lists {n_ids} sequences: this is a part of a whole state"
                 )
     finally:
@@ -121,7 +99,7 @@ def _read_one(memory: RecurrentMemory, io: StateReader, count: int, seq: int) ->
             f"the state of one sequence has {count} recurrent cells; llama.cpp aborts: it is damaged"
         )
     if count and not memory.place_restored(Ubatch.restored(seq, np.array([pos], np.int32))):
-        raise _MisfitError(f"sequence {seq} is beyond the {memory.size} cells")
+        raise MisfitError(f"sequence {seq} is beyond the {memory.size} cells")
 
 
 def _read_all(memory: RecurrentMemory, io: StateReader, count: int, seq: int) -> None:
@@ -139,11 +117,11 @@ def _read_all(memory: RecurrentMemory, io: StateReader, count: int, seq: int) ->
             for _ in range(n_ids):
                 s = io.i32(f"the sequences of recurrent cell {c}")
                 if not 0 <= s < memory.n_seq_max:
-                    raise _MisfitError(
+                    raise MisfitError(
                         f"recurrent cell {c} belongs to sequence {s}, this context has {memory.n_seq_max}"
                     )
                 if s in tails:
-                    raise _MisfitError(f"sequence {s} is in the recurrent cells {tails[s]} and {c}")
+                    raise MisfitError(f"sequence {s} is in the recurrent cells {tails[s]} and {c}")
                 tails[s] = c
                 owners[-1] += (s,)
         whole = True
@@ -166,22 +144,3 @@ def _put(
     if whole:
         cells.counters[USED] = n
         cells.columns[SRC, :n] = cells.index[:n].to(cells.columns.dtype)
-
-
-def _read_rows(memory: RecurrentMemory, io: StateReader, count: int) -> None:
-    transposed, n_layer = io.u32("the layout of S"), io.u32("the layer count")
-    _expect("number of layers", n_layer, len(memory.layers))
-    _expect("layout of S", transposed, 0)
-    head = int(read_back(memory.cells.counters)[HEAD])
-    for il, parts in _blocks(memory):
-        _expect(f"type of {parts[0][0]} in layer {il}", io.i32("a row type"), F32)
-        for part, width in parts:
-            _expect(f"size of {part} in layer {il}", io.u64("a row size"), 4 * width)
-            data = io.rows(4 * width * count, f"{part} rows of layer {il}")
-            if memory.store is not None and width:
-                io.defer(partial(memory.store.write, part, il, head, data))
-
-
-def _expect(what: str, found: int, wanted: int) -> None:
-    if found != wanted:
-        raise _MisfitError(f"the {what} is {found} in the state, {wanted} in the memory")

@@ -9,13 +9,10 @@ import numpy as np
 
 from kvsim.batch import Ubatch
 from kvsim.caches.dsv4_plan import build_plans
-from kvsim.errors import StateError
+from kvsim.caches.saved_rows import read_ring, write_ring
 from kvsim.models.cache_spec import CompressorSpec
 from kvsim.state import StateReader, StateWriter
 from kvsim.tensors.compressor import CompressorShape, CompressorState, Plan
-
-VERSION = 1
-F32 = 0
 
 
 class CompressorRing:
@@ -75,67 +72,20 @@ class CompressorRing:
 
     def state_write(self, io: StateWriter, seq: int, rs_idx: list[int]) -> None:
         """Write the rings of ``seq`` (-1: of all streams), each from the plane its pending rollback names."""
-        streams = range(self.spec.n_stream) if seq < 0 else [self.shape.stream(seq)]
-        planes = [rs_idx[stream if seq < 0 else seq] for stream in streams]
-        spec = self.spec
-        for value in (
-            VERSION,
-            spec.ratio,
-            spec.state_size,
-            spec.n_embd_state,
-            len(streams),
-            len(spec.layers),
-        ):
-            io.u32(value)
-        row = 4 * spec.n_embd_state
-        for il in spec.layers:
-            io.u32(il)
-            for name in ("kv", "score"):
-                write_tensor_head(io, F32, spec.n_embd_state, spec.state_size, row)
-                for stream, plane in zip(streams, planes, strict=True):
-                    rows = (
-                        getattr(self.states[il], name)[self.rows_of(stream, plane)] if self.states else None
-                    )
-                    io.rows(None if rows is None else rows.tobytes(), spec.state_size * row)
+
+        def read(il: int, part: str, stream: int) -> bytes:
+            rows = self.rows_of(stream, rs_idx[stream if seq < 0 else seq])
+            return bytes(getattr(self.states[il], part)[rows].tobytes())
+
+        write_ring(io, self.spec, self._saved_streams(seq), read if self.states else None)
 
     def state_read(self, io: StateReader, seq: int) -> None:
         """Read the rings into plane 0 of ``seq`` (-1: of all streams). Raises StateError on a mismatch."""
-        spec = self.spec
-        found = [io.u32("the ring header") for _ in range(6)]
-        n_stream = spec.n_stream if seq < 0 else 1
-        wanted = [VERSION, spec.ratio, spec.state_size, spec.n_embd_state, n_stream, len(spec.layers)]
-        if found != wanted:
-            raise StateError(f"ring of ratio {spec.ratio}: header {found} in the state, {wanted} expected")
-        first = 0 if seq < 0 else self.shape.stream(seq)
-        row = 4 * spec.n_embd_state
-        for il in spec.layers:
-            expect_block(io, il)
-            for name in ("kv", "score"):
-                read_tensor_head(io, F32, spec.n_embd_state, spec.state_size, row)
-                for stream in range(first, first + n_stream):
-                    data = io.rows(spec.state_size * row, f"ring rows of block {il}")
-                    if self.states:
-                        io.defer(lambda il=il, n=name, s=stream, d=data: self._put(il, n, s, d))  # type: ignore[misc]
+        read_ring(io, self.spec, self._saved_streams(seq), self._put if self.states else None)
 
-    def _put(self, il: int, name: str, stream: int, data: bytes) -> None:
+    def _saved_streams(self, seq: int) -> Sequence[int]:
+        return range(self.spec.n_stream) if seq < 0 else [self.shape.stream(seq)]
+
+    def _put(self, il: int, name: str, stream: int, data: bytes | memoryview) -> None:
         rows = np.frombuffer(data, "<f4").reshape(self.spec.state_size, -1)
         getattr(self.states[il], name)[self.rows_of(stream)] = rows
-
-
-def write_tensor_head(io: StateWriter, type_id: int, width: int, n_rows: int, row_bytes: int) -> None:
-    """What stands before the rows of a tensor in a DSV4 state."""
-    io.i32(type_id)
-    for value in (width, n_rows, row_bytes):
-        io.u64(value)
-
-
-def read_tensor_head(io: StateReader, type_id: int, width: int, n_rows: int, row_bytes: int) -> None:
-    found = (io.i32("a tensor type"), *(io.u64("a tensor size") for _ in range(3)))
-    if found != (type_id, width, n_rows, row_bytes):
-        raise StateError(f"tensor is {found} in the state, {(type_id, width, n_rows, row_bytes)} expected")
-
-
-def expect_block(io: StateReader, il: int) -> None:
-    found = io.u32("a block index")
-    if found != il:
-        raise StateError(f"the state goes on with block {found}, block {il} was expected")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.caches.attention_leaf import AttentionLeaf
-from kvsim.caches.dsv4_ring import expect_block, read_tensor_head, write_tensor_head
+from kvsim.caches.saved_rows import expect_block, read_tensor_head, write_tensor_head
 from kvsim.errors import StateError
 from kvsim.memory import MAX_SEQ
 from kvsim.state import PARTIAL_ONLY, StateReader, StateWriter

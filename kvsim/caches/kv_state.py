@@ -6,16 +6,15 @@ then per layer the type and width of K and the rows, then the same for V. See sp
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim import window
 from kvsim.batch import Ubatch
+from kvsim.caches.saved_rows import MisfitError, read_kv_rows, write_kv_rows
 from kvsim.errors import StateError
 from kvsim.memory import MAX_SEQ, BoolArray, IntArray, SlotInfo
-from kvsim.models.cache_spec import LayerSpec
 
 if TYPE_CHECKING:
     from kvsim.caches.kv import KVCache
@@ -44,7 +43,7 @@ def write(cache: KVCache, io: StateWriter, seq: int) -> None:
         io.u32(len(cells))
         if len(cells):
             io.raw(_meta(cache, stream, cells, seq))
-            _write_rows(cache, io, stream, cells)
+            write_kv_rows(io, cache.spec, cache.store, stream, cells)
 
 
 def _saved(cache: KVCache, stream: int, seq: int) -> BoolArray:
@@ -73,34 +72,6 @@ def _meta(cache: KVCache, stream: int, cells: IntArray, seq: int) -> bytes:
             owners = []  # such an id is never listed: the state cannot be restored
         parts.append([pos, len(owners), *((x, y, tok) if cache.spec.has_cell_ext else ()), *owners])
     return np.array([v for part in parts for v in part], "<i4").tobytes()
-
-
-def _write_rows(cache: KVCache, io: StateWriter, stream: int, cells: IntArray) -> None:
-    spec = cache.spec
-    for value in (int(spec.v_trans), len(spec.layers), spec.n_rot_k, spec.n_rot_v):
-        io.u32(value)
-    n = len(cells)
-    for layer in spec.layers:
-        io.i32(layer.k.ggml_id)
-        io.u64(layer.row_k)
-        io.rows(cache.store.read_k(layer.il, stream, cells) if cache.store else None, n * layer.row_k)
-    for layer in spec.layers:
-        if layer.v is None:
-            continue
-        io.i32(layer.v.ggml_id)
-        if spec.v_trans:
-            io.u32(layer.v.n_bytes)
-            io.u32(layer.n_embd_v_own)
-        else:
-            io.u64(layer.row_v)
-        rows = cache.store.read_v(layer.il, stream, cells) if cache.store else None
-        io.rows(rows, n * _v_bytes(cache, layer))
-
-
-def _v_bytes(cache: KVCache, layer: LayerSpec) -> int:
-    """Saved V bytes of one cell: a row, or one element of each transposed row."""
-    assert layer.v is not None
-    return layer.v.n_bytes * layer.n_embd_v_own if cache.spec.v_trans else layer.row_v
 
 
 def read(cache: KVCache, io: StateReader, seq: int, mirror: Mirror | None = None) -> list[SlotInfo | None]:
@@ -142,19 +113,15 @@ def _read_stream(
     slot: SlotInfo | None = None
     try:
         if count > cache.size:
-            raise _MisfitError(f"{count} cells to restore, only {cache.size} in a stream")
+            raise MisfitError(f"{count} cells to restore, only {cache.size} in a stream")
         read_cells = _read_all_cells if seq == -1 else _read_seq_cells
         slot = read_cells(cache, io, stream, count, seq, mirror)
-        _read_rows(cache, io, stream, slot.idxs[0])
+        read_kv_rows(io, cache.spec, cache.store, stream, slot.idxs[0])
     except StateError as err:
-        if slot is not None or isinstance(err, _MisfitError):
+        if slot is not None or isinstance(err, MisfitError):
             clear_sequence(cache, seq, stream, slot)
         raise StateError(f"cache {cache.name!r}: {err}") from err
     return slot
-
-
-class _MisfitError(StateError):
-    """A state that is complete but does not fit: the caller's clean-up runs (not so when it is cut short)."""
 
 
 def clear_sequence(cache: KVCache, seq: int, stream: int, slot: SlotInfo | None) -> None:
@@ -190,10 +157,10 @@ def _read_seq_cells(
     table = np.frombuffer(io.take(4 * width * have), "<i4").astype(np.int32).reshape(have, width)
     if (table[:, 1] != 1).any():
         bad = int(np.flatnonzero(table[:, 1] != 1)[0])
-        raise _MisfitError(f"cell {bad} lists {table[bad, 1]} sequences; in a sequence's state it lists 1")
+        raise MisfitError(f"cell {bad} lists {table[bad, 1]} sequences; in a sequence's state it lists 1")
     if have < count:
         if io.left >= 8 and np.frombuffer(io.take(8), "<i4")[1] != 1:
-            raise _MisfitError(f"cell {have} does not list 1 sequence")
+            raise MisfitError(f"cell {have} does not list 1 sequence")
         io.take(4 * width, f"cell {have} of {count}")
     pos = np.zeros((4 if cache.spec.n_pos_per_embd > 1 else 1, count), np.int32)
     pos[0] = table[:, 0]
@@ -202,7 +169,7 @@ def _read_seq_cells(
     ubatch = Ubatch.restored(seq, pos)
     slot = cache.find_slot(ubatch) if mirror is None else _mirrored(cache, stream, mirror[0], count)
     if slot is None:
-        raise _MisfitError(f"no room: {cache.last_failure}")
+        raise MisfitError(f"no room: {cache.last_failure}")
     cache._place(slot, ubatch)
     if ext:
         cache.cells[stream].set_ext(slot.idxs[0], table[:, 4], table[:, 2], table[:, 3])
@@ -217,14 +184,14 @@ def _mirrored(cache: KVCache, stream: int, wanted: SlotInfo | None, count: int) 
     outside = cells[cells >= cache.size]
     taken = outside if len(outside) else cells[cache.cells[stream].pos[cells] != -1]
     if len(taken):
-        raise _MisfitError(f"cell {int(taken[0])} of the mirrored slot is not free: the caches differ")
+        raise MisfitError(f"cell {int(taken[0])} of the mirrored slot is not free: the caches differ")
     return SlotInfo((stream,), (cells,))
 
 
 def _check_mirror(wanted: SlotInfo | None, count: int) -> None:
     placed = 0 if wanted is None else wanted.n_cells
     if placed != count:
-        raise _MisfitError(f"{count} cells to restore, but the mirrored cache restored {placed}")
+        raise MisfitError(f"{count} cells to restore, but the mirrored cache restored {placed}")
 
 
 def _read_all_cells(
@@ -249,7 +216,7 @@ def _read_all_cells(
                 owner = io.i32(f"the sequences of cell {i}")
                 if not 0 <= owner < cache.n_seq_max:
                     known = cache.n_seq_max
-                    raise _MisfitError(f"cell {i} belongs to sequence {owner}, this context has {known}")
+                    raise MisfitError(f"cell {i} belongs to sequence {owner}, this context has {known}")
                 if owner not in owners[-1]:
                     owners[-1].append(owner)
     finally:
@@ -259,39 +226,3 @@ def _read_all_cells(
         cache._emit("write", stream, cells, pos=np.array(pos, np.int32), seqs=owners)
     cache.heads[stream] = 0
     return SlotInfo((stream,), (cells,))
-
-
-def _read_rows(cache: KVCache, io: StateReader, stream: int, cells: IntArray) -> None:
-    spec, store, n = cache.spec, cache.store, len(cells)
-    v_trans, n_layer = io.u32("v_trans"), io.u32("the layer count")
-    rot = io.u32("the key rotation"), io.u32("the value rotation")
-    if n_layer != len(spec.layers):
-        raise _MisfitError(f"the state has {n_layer} layers, the cache {len(spec.layers)}")
-    if bool(v_trans) != spec.v_trans:
-        raise _MisfitError("the state was saved with another V layout (flash attention on or off)")
-    if rot != (spec.n_rot_k, spec.n_rot_v):
-        own = spec.n_rot_k, spec.n_rot_v
-        raise _MisfitError(f"the state's rows are rotated by {rot}, the cache's by {own}")
-    for layer in spec.layers:
-        _expect(io.i32("a key type"), layer.k.ggml_id, f"key type of layer {layer.il}")
-        _expect(io.u64("a key row size"), layer.row_k, f"key row bytes of layer {layer.il}")
-        data = io.rows(n * layer.row_k, f"keys of layer {layer.il}")
-        if store is not None:
-            io.defer(partial(store.write_k, layer.il, stream, cells, data))
-    for layer in spec.layers:
-        if layer.v is None:
-            continue
-        _expect(io.i32("a value type"), layer.v.ggml_id, f"value type of layer {layer.il}")
-        if spec.v_trans:
-            _expect(io.u32("a value size"), layer.v.n_bytes, f"value element size of layer {layer.il}")
-            _expect(io.u32("a value width"), layer.n_embd_v_own, f"value width of layer {layer.il}")
-        else:
-            _expect(io.u64("a value row size"), layer.row_v, f"value row bytes of layer {layer.il}")
-        data = io.rows(n * _v_bytes(cache, layer), f"values of layer {layer.il}")
-        if store is not None:
-            io.defer(partial(store.write_v, layer.il, stream, cells, data))
-
-
-def _expect(found: int, wanted: int, what: str) -> None:
-    if found != wanted:
-        raise _MisfitError(f"{what} is {found} in the state, {wanted} in the cache")

@@ -11,28 +11,19 @@ Layout (spec/state.md, section 4)::
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.batch import Ubatch
 from kvsim.caches.recurrent_cells import owner_ids
+from kvsim.caches.saved_rows import MisfitError, read_recurrent_rows, write_recurrent_rows
 from kvsim.errors import CacheUsageError, StateError
 from kvsim.state import ON_DEVICE
-from kvsim.tensors.recurrent_store import PARTS
 
 if TYPE_CHECKING:
     from kvsim.caches.recurrent import RecurrentMemory
     from kvsim.state import StateReader, StateWriter
-
-F32 = 0
-"""GGML's number for float32, the type of all recurrent rows."""
-
-
-class _MisfitError(StateError):
-    """A state that does not fit: llama.cpp's clean-up runs (not so where the list of cells is cut short)."""
-
 
 # -- writing -----------------------------------------------------------------------------------
 
@@ -52,18 +43,7 @@ def write(memory: RecurrentMemory, io: StateWriter, seq: int, flags: int) -> Non
     for c in saved:
         ids = owner_ids(cells.owners[c]) if seq == -1 else []
         io.raw(np.array([cells.pos[c], len(ids), *ids], "<i4").tobytes())
-    io.u32(0)
-    io.u32(len(memory.layers))
-    for parts in (("r", "p"), ("s",)):
-        for il, widths in _kept(memory):
-            io.i32(F32)
-            for part in parts:
-                width = widths[part]
-                if part == "p" and not width:
-                    continue
-                io.u64(4 * width)
-                data = memory.store.read(part, il, rows) if memory.store is not None else None
-                io.rows(data, 4 * width * len(rows))
+    write_recurrent_rows(io, memory.layers, memory.store, rows)
 
 
 def _cell_of(memory: RecurrentMemory, seq: int) -> list[int]:
@@ -84,11 +64,6 @@ def _depth(memory: RecurrentMemory, cell: int, seq: int) -> int:
     return next(iter(depths.values()))
 
 
-def _kept(memory: RecurrentMemory) -> list[tuple[int, dict[str, int]]]:
-    """The layers that keep a state, with their row widths."""
-    return [(il, dict(zip(PARTS, w, strict=True))) for il, w in enumerate(memory.layers) if any(w)]
-
-
 # -- reading -----------------------------------------------------------------------------------
 
 
@@ -103,15 +78,15 @@ def read(memory: RecurrentMemory, io: StateReader, seq: int) -> None:
     cells_read = False
     try:
         if count > memory.size:
-            raise _MisfitError(f"the state has {count} recurrent cells, the memory {memory.size}")
+            raise MisfitError(f"the state has {count} recurrent cells, the memory {memory.size}")
         if seq == -1:
             _read_all_cells(memory, io, count)
         else:
             _read_seq_cell(memory, io, count, seq)
         cells_read = True
-        _read_rows(memory, io, count)
+        read_recurrent_rows(io, memory.layers, memory.store, memory.cells.head, count)
     except StateError as err:
-        if cells_read or isinstance(err, _MisfitError):
+        if cells_read or isinstance(err, MisfitError):
             _clean_up(memory, seq, count if cells_read else 0)
         raise StateError(f"recurrent memory: {err}") from err
     if memory.n_rs_seq:
@@ -139,7 +114,7 @@ def _read_seq_cell(memory: RecurrentMemory, io: StateReader, count: int, seq: in
             positions.append(io.i32(what))
             n_ids = io.u32(what)
             if n_ids:
-                raise _MisfitError(
+                raise MisfitError(
                     f"{what} lists {n_ids} sequences: it is part of a whole state, not of one sequence"
                 )
     except StateError:
@@ -152,7 +127,7 @@ def _read_seq_cell(memory: RecurrentMemory, io: StateReader, count: int, seq: in
         )
     memory.seq_rm(seq, -1, -1)
     if count and not memory.place_restored(Ubatch.restored(seq, np.array([positions], np.int32))):
-        raise _MisfitError(f"sequence {seq} is beyond the {memory.size} cells")
+        raise MisfitError(f"sequence {seq} is beyond the {memory.size} cells")
 
 
 def _read_all_cells(memory: RecurrentMemory, io: StateReader, count: int) -> None:
@@ -166,32 +141,9 @@ def _read_all_cells(memory: RecurrentMemory, io: StateReader, count: int) -> Non
         for _ in range(n_ids):
             s = io.i32(f"the sequences of {what}")
             if not 0 <= s < memory.n_seq_max:
-                raise _MisfitError(f"{what} belongs to sequence {s}, this context has {memory.n_seq_max}")
+                raise MisfitError(f"{what} belongs to sequence {s}, this context has {memory.n_seq_max}")
             if cells.tail[s] >= 0:
-                raise _MisfitError(f"{what} belongs to sequence {s}, and so does cell {cells.tail[s]}")
+                raise MisfitError(f"{what} belongs to sequence {s}, and so does cell {cells.tail[s]}")
             cells.join(s, c)
     cells.used = count
     cells.src[:count] = range(count)
-
-
-def _read_rows(memory: RecurrentMemory, io: StateReader, count: int) -> None:
-    transposed, n_layer = io.u32("the layout of S"), io.u32("the layer count")
-    _expect(n_layer, len(memory.layers), "the number of layers")
-    _expect(transposed, 0, "the layout of S")
-    head = memory.cells.head
-    for parts in (("r", "p"), ("s",)):
-        for il, widths in _kept(memory):
-            _expect(io.i32("a row type"), F32, f"the type of {parts[0]} rows in layer {il}")
-            for part in parts:
-                width = widths[part]
-                if part == "p" and not width:
-                    continue
-                _expect(io.u64("a row size"), 4 * width, f"the bytes of a {part} row in layer {il}")
-                data = io.rows(4 * width * count, f"{part} rows of layer {il}")
-                if memory.store is not None and width:
-                    io.defer(partial(memory.store.write, part, il, head, data))
-
-
-def _expect(found: int, wanted: int, what: str) -> None:
-    if found != wanted:
-        raise _MisfitError(f"{what} is {found} in the state, {wanted} in the memory")

@@ -271,8 +271,8 @@ def test_a_whole_restore_compacts_and_keeps_streams_apart() -> None:
         ({"n_rot_k": 64}, "rotated by"),
         ({"n_rot_v": 64}, "rotated by"),
         ({"layers": ()}, "1 layers, the cache 0"),
-        ({"layers": "q8_0"}, "key type of layer 0 is 1 in the state, 8 in the cache"),
-        ({"layers": "wider"}, "key row bytes of layer 0 is 128 in the state, 256 in the cache"),
+        ({"layers": "q8_0"}, "key type of layer 0 is 1 in the state, 8 in the memory"),
+        ({"layers": "wider"}, "key row bytes of layer 0 is 128 in the state, 256 in the memory"),
     ],
 )
 @pytest.mark.parametrize("seq", [1, -1])

@@ -10,7 +10,6 @@ from kvsim.caches import kv_state, recurrent_state
 from kvsim.caches.composite import CompositeMemory
 from kvsim.caches.hybrid import HybridBase
 from kvsim.caches.kv import KVCache
-from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.errors import CacheUsageError
 from kvsim.testing.mutants.mutant import Patches, mutant
 
@@ -98,10 +97,10 @@ def restore_forgets_states(patch: Patches) -> None:
 def rows_restored_elsewhere(patch: Patches) -> None:
     """Restored rows go to the first cells, wherever the sequence was placed."""
 
-    def read_rows(right: Any, cache: KVCache, io: Any, stream: int, cells: Any) -> None:
-        right(cache, io, stream, np.arange(len(cells), dtype=np.int32))
+    def read_rows(right: Any, io: Any, spec: Any, store: Any, stream: int, cells: Any) -> None:
+        right(io, spec, store, stream, np.arange(len(cells), dtype=np.int32))
 
-    patch(kv_state, "_read_rows", read_rows)
+    patch(kv_state, "read_kv_rows", read_rows)
 
 
 @mutant(
@@ -110,11 +109,7 @@ def rows_restored_elsewhere(patch: Patches) -> None:
 def state_restored_elsewhere(patch: Patches) -> None:
     """A restored recurrent state goes to the first row, wherever the sequence was placed."""
 
-    def read_rows(right: Any, memory: RecurrentMemory, io: Any, count: int) -> None:
-        head, memory.cells.head = memory.cells.head, 0
-        try:
-            right(memory, io, count)
-        finally:
-            memory.cells.head = head
+    def read_rows(right: Any, io: Any, layers: Any, store: Any, first: int, count: int) -> None:
+        right(io, layers, store, 0, count)
 
-    patch(recurrent_state, "_read_rows", read_rows)
+    patch(recurrent_state, "read_recurrent_rows", read_rows)
