@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 import streamlit as st
 
 from app.plain import plain
+from app.uploaded_gguf import on_disk
 from kvsim.errors import ModelError
 from kvsim.models.gguf_header import read_model
 from kvsim.models.params import ModelParams
@@ -52,11 +52,9 @@ def uploaded(page: str) -> None:
     forget(page)
     if file is None:
         return
-    with tempfile.NamedTemporaryFile(suffix=".gguf") as copy:
-        copy.write(file.getvalue())
-        copy.flush()
+    with on_disk(file) as path:
         try:
-            found: Any = read_model(copy.name)
+            found: Any = read_model(path)
         except ModelError as error:
-            found = ModelError(str(error).replace(f"{copy.name}: ", ""))
+            found = ModelError(str(error).replace(f"{path}: ", ""))
     state[f"{page}-gguf"] = (file.name, found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from app.attention.picture import Place, pack, places, selective
 from app.attention.walk import Moment, Walk
 from app.numbers import whole
 from app.plain import plain
+from app.uploaded_gguf import on_disk
 from app.views import address
 from kvsim.errors import KvsimError
 from kvsim.models.network import load_network
@@ -258,10 +258,8 @@ def _uploaded() -> None:
         state.pop(key, None)
     if file is None:
         return
-    with tempfile.NamedTemporaryFile(suffix=".gguf") as copy:
-        copy.write(file.getvalue())
-        copy.flush()
+    with on_disk(file) as path:
         try:
-            state["attention-network"] = (file.name, load_network(copy.name))
+            state["attention-network"] = (file.name, load_network(path))
         except KvsimError as error:
-            state["attention-refused"] = str(error).replace(f"{copy.name}: ", f"{file.name}: ")
+            state["attention-refused"] = str(error).replace(f"{path}: ", f"{file.name}: ")
