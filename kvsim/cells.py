@@ -25,30 +25,44 @@ from kvsim.cell_rows import CellRows
 from kvsim.errors import CacheUsageError, IntegrityError
 from kvsim.memory import MAX_SEQ, POS_INF, BoolArray, IntArray
 from kvsim.owner_words import Words, bit_of, ids_of_words, only_owner_p1, owned_alone
-from kvsim.seq_ranges import PositionIndex, SeqRanges
+from kvsim.seq_ranges import FEW, PositionIndex, SeqRanges, greatest, least
 
-FEW = 512
+SMALL = 512
 """Cells of which looking at each costs less than being clever."""
 Index = NDArray[np.intp] | slice
 Change = Callable[[PositionIndex, int, IntArray, IntArray], None]
 
 
-def where(mask: BoolArray) -> IntArray:
-    """The cells a mask selects. One run of cells, which is what a sequence mostly is, is found faster."""
-    if len(mask) <= FEW:
-        return mask.nonzero()[0].astype(np.int32)
-    n = int(np.count_nonzero(mask))
-    first = int(mask.argmax()) if n else 0
-    if mask[first : first + n].all():
-        return np.arange(first, first + n, dtype=np.int32)
-    return mask.nonzero()[0].astype(np.int32)
+def where(mask: BoolArray, lo: int = 0) -> IntArray:
+    """The cells a mask selects, its first one being cell ``lo``. One run of cells, which is what a sequence
+    mostly is, is found faster."""
+    if len(mask) > SMALL:
+        n = int(np.count_nonzero(mask))
+        first = int(mask.argmax()) if n else 0
+        if mask[first : first + n].all():
+            return np.arange(lo + first, lo + first + n, dtype=np.int32)
+    cells: IntArray = mask.nonzero()[0].astype(np.int32)
+    if lo:
+        cells += lo
+    return cells
+
+
+def ranges(mask: BoolArray) -> list[int]:
+    """The cells a mask selects as half-open ranges ``[a, b, c, d, ...]``."""
+    padded = np.zeros(len(mask) + 2, np.bool_)
+    padded[1:-1] = mask
+    edges: list[int] = (padded[1:] != padded[:-1]).nonzero()[0].tolist()
+    return edges
 
 
 def index_of(cells: IntArray) -> Index:
     """Cells as the quickest index: a slice if they are one run. They ascend, but may wrap once as those of
     a slot do."""
-    if len(cells) and len(cells) == int(cells[-1]) - int(cells[0]) + 1:
-        return slice(int(cells[0]), int(cells[-1]) + 1)
+    n = len(cells)
+    if n:
+        first = cells.item(0)
+        if n == cells.item(n - 1) - first + 1:
+            return slice(first, first + n)
     return cells.astype(np.intp)
 
 
@@ -93,16 +107,12 @@ class CellTable:
         self._phantom: set[int] = set()  # cells counted as used although at position -1 (R21)
         self._ranges = SeqRanges()
         self._literal: PositionIndex | None = None  # instead of _ranges once a position was negative
+        self._kept: SeqRanges | PositionIndex = self._ranges  # what knows the positions of the sequences
 
     def reset_shift(self) -> None:
         """All shifts 0, positions stay (R3)."""
         self.shift[: self._top] = 0
         self.has_shift = False
-
-    @property
-    def _kept(self) -> SeqRanges | PositionIndex:
-        """What knows the positions of the sequences."""
-        return self._ranges if self._literal is None else self._literal
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -117,7 +127,7 @@ class CellTable:
         while self._top > 0 and self.pos[self._top - 1] == -1:
             live = np.flatnonzero(self.pos[max(0, self._top - 4096) : self._top] != -1)
             self._top = max(0, self._top - 4096) + (int(live[-1]) + 1 if len(live) else 0)
-        return max(self._top, max(self._phantom, default=-1) + 1)
+        return max(self._top, max(self._phantom) + 1) if self._phantom else self._top
 
     @property
     def extent(self) -> int:
@@ -179,13 +189,14 @@ class CellTable:
 
     def seq_pos_min(self, s: int) -> int:
         """Smallest position of ``s``, -1 if none."""
-        return self._range(s)[0]
+        return self.seq_range(s)[0]
 
     def seq_pos_max(self, s: int) -> int:
         """Largest position of ``s``, -1 if none."""
-        return self._range(s)[1]
+        return self.seq_range(s)[1]
 
-    def _range(self, s: int) -> tuple[int, int]:
+    def seq_range(self, s: int) -> tuple[int, int]:
+        """Smallest and largest position of ``s``, -1 if none."""
         known = self._kept.range(s)
         if known is None:
             self._ranges.learn(s, self.pos[: self._top][self.has(s, self._top)])
@@ -214,18 +225,24 @@ class CellTable:
         """Set the positions of empty cells and add their owners (R4, R6). Ext is left as it is."""
         if not len(cells):
             return
-        if self._literal is None and int(pos.min()) < 0:
+        if self._literal is None and least(pos) < 0:
             self._go_literal()
-        self.pos[index_of(cells)] = pos
+        at = index_of(cells)
+        self.pos[at] = pos
         ranges = self._kept
         for s, rows in _rows_by_sequence(seq_ids):
-            mine, at = (cells, pos) if rows is None else (cells[rows], pos[rows])
-            self._set_bit(s, mine)
-            ranges.add(s, mine, at)
+            word, bit = self._bit_for(s)
+            if rows is None:
+                self.seq[word, at] |= bit
+                ranges.add(s, cells, pos)
+            else:
+                mine = cells[rows]
+                self.seq[word, mine] |= bit
+                ranges.add(s, mine, pos[rows])
         self.n_live += len(cells)
         if self._literal is not None:
             self._note_phantoms(cells, pos)
-        self._top = max(self._top, int(cells.max()) + 1)
+        self._top = max(self._top, greatest(cells) + 1)
 
     def set_ext(self, cells: IntArray, tok: Any, x: Any = 0, y: Any = 0) -> None:
         """Overwrite token id and 2-D position of cells, empty or not (R5)."""
@@ -238,11 +255,11 @@ class CellTable:
         """Free those of ``cells`` that are live (R8). Returns per owner the largest position it lost."""
         lost: dict[int, int] = {}
         live = self.pos[index_of(cells)] != -1
-        if live.any():
+        if np.count_nonzero(live):
             taken = cells[live]
             for s, mine in self._by_owner(taken):
                 pos = self.pos[mine]
-                lost[s] = int(pos.max())
+                lost[s] = greatest(pos)
                 self._kept.drop(s, mine, pos)
             self._free(np.sort(taken))
         return lost
@@ -261,7 +278,7 @@ class CellTable:
         for other in range(len(self.seq)):
             if other != word:
                 empty &= self.seq[other, at] == 0
-        freed = lost if empty.all() else lost[empty]
+        freed = lost if np.count_nonzero(empty) == len(lost) else lost[empty]
         self._free(freed)
         return lost, freed
 
@@ -304,14 +321,13 @@ class CellTable:
         cells = self._cells_of(src, p0, p1)
         if not len(cells):
             return cells
-        self._grow(dst)
-        word, bit = bit_of(dst)
+        word, bit = self._bit_for(dst)
         at = index_of(cells)
         before = self.seq[word, at]
         gained: BoolArray = (before & bit) == 0
         self._kept.share(src, dst, cells, self.pos[at], gained)
         self.seq[word, at] = before | bit
-        return cells if gained.all() else cells[gained]
+        return cells if np.count_nonzero(gained) == len(cells) else cells[gained]
 
     def pos_add(self, s: int, p0: int, p1: int, delta: int) -> tuple[IntArray, IntArray]:
         """Move the cells of ``s`` in [p0, p1) by ``delta``, for every owner (R13). A cell that would fall
@@ -327,7 +343,7 @@ class CellTable:
         self.shift[at] += np.int32(delta)
         self.has_shift = True
         below = pos < 0
-        freed, moved = (cells[below], cells[~below]) if below.any() else (cells[:0], cells)
+        freed, moved = (cells[below], cells[~below]) if np.count_nonzero(below) else (cells[:0], cells)
         self._ranges_moved(s, cells, freed, delta)
         tok, x, y = self.tok[freed], self.x[freed], self.y[freed]
         self._free(freed)
@@ -345,7 +361,7 @@ class CellTable:
         at = index_of(cells)
         old = self.pos[at].copy()
         new = np.trunc(old / d).astype(np.int32)
-        if self._literal is None and int(new.min()) < 0:
+        if self._literal is None and least(new) < 0:
             self._go_literal()
         if self._literal is not None:
             self._index_each(cells, PositionIndex.drop)
@@ -374,7 +390,7 @@ class CellTable:
         self.seq[:, dst] = self.seq[:, src]
         self._free(np.sort(src))
         self.n_live += len(src)  # _free takes them for lost
-        self._top = max(self._top, int(dst.max(initial=-1)) + 1)
+        self._top = max(self._top, greatest(dst) + 1)
         if self._literal is not None:
             self._index_each(dst, PositionIndex.add)
 
@@ -390,7 +406,7 @@ class CellTable:
         was_live, is_live = self.pos[at] != -1, saved.pos != -1
         for s, mine in self._by_owner(cells[was_live]):
             ranges.drop(s, mine, self.pos[mine])
-        self.n_live += int(is_live.sum()) - int(was_live.sum())
+        self.n_live += int(np.count_nonzero(is_live)) - int(np.count_nonzero(was_live))
         if self._phantom:
             self._phantom -= set(cells[was_live | is_live].tolist())
         self.pos[at] = saved.pos
@@ -399,7 +415,7 @@ class CellTable:
         self.seq[len(saved.seq) :, at] = 0
         for s, mine in self._by_owner(cells[is_live]):
             ranges.add(s, mine, self.pos[mine])
-        self._top = max(self._top, int(cells.max(initial=-1)) + 1)
+        self._top = max(self._top, greatest(cells) + 1)
 
     # -- the parts every operation is made of --------------------------------------------------
 
@@ -419,26 +435,28 @@ class CellTable:
 
     def _by_owner(self, cells: IntArray) -> Iterator[tuple[int, IntArray]]:
         """Each owner of some of ``cells``, with those that it owns."""
-        if len(cells) == 1:
-            yield from ((s, cells) for s in self.owners(int(cells[0])))
+        if not len(cells):
             return
         bits = self.seq[:, cells]
+        if len(cells) <= FEW:
+            owners = list(zip(*bits.tolist(), strict=True))
+            if owners.count(owners[0]) == len(owners):
+                yield from ((s, cells) for s in ids_of_words(owners[0]))
+                return
         for s in ids_of_words(np.bitwise_or.reduce(bits, axis=1).tolist()):
             word, bit = bit_of(s)
             mine = (bits[word] & bit) != 0
-            yield s, cells if mine.all() else cells[mine]
+            yield s, cells if np.count_nonzero(mine) == len(cells) else cells[mine]
 
-    def _grow(self, s: int) -> None:
-        """Make room for the owner bit of ``s``: one word until an id of 64 or more appears, then four."""
-        if bit_of(s)[0] >= len(self.seq):
+    def _bit_for(self, s: int) -> tuple[int, np.uint64]:
+        """Where the owner bit of ``s`` is, having made room for it: one word until an id of 64 or more appears,
+        then four."""
+        word, bit = bit_of(s)
+        if word >= len(self.seq):
             wider = np.zeros((4, self.size), np.uint64)
             wider[: len(self.seq)] = self.seq
             self.seq = wider
-
-    def _set_bit(self, s: int, cells: IntArray) -> None:
-        self._grow(s)
-        word, bit = bit_of(s)
-        self.seq[word, index_of(cells)] |= bit
+        return word, bit
 
     def _free(self, cells: IntArray) -> None:
         """Live ``cells``, ascending, back to the empty value; the caller has told the ranges."""
@@ -473,7 +491,7 @@ class CellTable:
 
     def _go_literal(self) -> None:
         """From now on keep the index llama.cpp keeps, entry by entry."""
-        self._literal = PositionIndex()
+        self._literal = self._kept = PositionIndex()
         self._index_each(where(self.pos != -1), PositionIndex.add)
 
     def _index_each(self, cells: IntArray, change: Change) -> None:
@@ -492,7 +510,7 @@ class CellTable:
     def _note_phantoms(self, cells: IntArray, pos: IntArray) -> None:
         """``cells``, counted as live, are at ``pos``; those at -1 are empty by the only test, yet used."""
         at_minus_one = pos == -1
-        self.n_live -= int(at_minus_one.sum())
+        self.n_live -= int(np.count_nonzero(at_minus_one))
         self._phantom.difference_update(cells[~at_minus_one].tolist())
         self._phantom.update(cells[at_minus_one].tolist())
 
@@ -518,9 +536,9 @@ class CellTable:
             raise IntegrityError(f"sequences {self.sequences()} are kept, the cells carry {found}")
         for s in found:
             held = self.pos[self.has(s, self.size)]
-            if self._range(s) != (int(held.min()), int(held.max())) or self._ranges.count(s) != len(held):
+            if self.seq_range(s) != (int(held.min()), int(held.max())) or self._ranges.count(s) != len(held):
                 raise IntegrityError(
-                    f"seq {s} is kept as {self._ranges.count(s)} cells from {self._range(s)}, the cells say "
+                    f"seq {s} is kept as {self._ranges.count(s)} cells from {self.seq_range(s)}, the cells say "
                     f"{len(held)} from {int(held.min())} to {int(held.max())} (I2)"
                 )
 

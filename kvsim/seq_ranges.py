@@ -20,6 +20,19 @@ from kvsim.memory import BoolArray, IntArray
 
 NONE_HELD = (-1, -1)
 
+FEW = 32
+"""Numbers that cost less one by one than as an array."""
+
+
+def least(values: IntArray) -> int:
+    """The smallest of some positions or cells."""
+    return min(values.tolist()) if len(values) <= FEW else int(values.min())
+
+
+def greatest(values: IntArray) -> int:
+    """The largest of some positions or cells, -1 without any."""
+    return max(values.tolist(), default=-1) if len(values) <= FEW else int(values.max())
+
 
 class Extent:
     """``n`` cells from position ``lo`` to ``hi``; ``distinct``: known to be at different positions."""
@@ -31,6 +44,16 @@ class Extent:
         self.hi = hi
         self.n = n
         self.distinct = distinct
+
+    @classmethod
+    def of(cls, pos: IntArray) -> Extent:
+        """Of cells at these positions, at least one."""
+        if len(pos) <= FEW:
+            held = pos.tolist()
+            return cls(min(held), max(held), len(held), len(set(held)) == len(held))
+        run = bool((pos[1:] > pos[:-1]).all())
+        lo, hi = (int(pos[0]), int(pos[-1])) if run else (int(pos.min()), int(pos.max()))
+        return cls(lo, hi, len(pos), run)
 
     @property
     def gapless(self) -> bool:
@@ -57,16 +80,15 @@ class SeqRanges:
 
     def learn(self, s: int, held: IntArray) -> None:
         """``held`` are the positions of ``s``, looked up in the cells."""
-        lo, hi = int(held.min()), int(held.max())
-        distinct = hi - lo + 1 == len(held) and len(np.unique(held)) == len(held)
-        self._extents[s] = Extent(lo, hi, len(held), distinct)
+        extent = Extent.of(held)
+        if not extent.distinct and extent.hi - extent.lo + 1 == extent.n:
+            extent.distinct = len(np.unique(held)) == extent.n
+        self._extents[s] = extent
         self._stale.discard(s)
 
     def add(self, s: int, cells: IntArray, pos: IntArray) -> None:
         """``cells`` began to carry ``s``, at ``pos``."""
-        run = len(pos) == 1 or bool((pos[1:] > pos[:-1]).all())
-        lo, hi = (int(pos[0]), int(pos[-1])) if run else (int(pos.min()), int(pos.max()))
-        self._merge(s, Extent(lo, hi, len(pos), run))
+        self._merge(s, Extent.of(pos))
 
     def _merge(self, s: int, new: Extent) -> None:
         have = self._extents.get(s)
@@ -90,7 +112,7 @@ class SeqRanges:
                 have.lo += 1
             while have.hi in lost:
                 have.hi -= 1
-        elif int(pos.min()) <= have.lo or int(pos.max()) >= have.hi:
+        elif least(pos) <= have.lo or greatest(pos) >= have.hi:
             self._stale.add(s)
 
     def drop_range(self, s: int, p0: int, p1: int, cells: IntArray, pos: IntArray) -> None:
@@ -110,11 +132,11 @@ class SeqRanges:
         """``cells`` of ``src`` are carried by ``dst`` too; it ``gained`` some of them just now."""
         source = self._extents[src]
         known = src not in self._stale
-        new = pos if gained.all() else pos[gained]
+        new = pos if np.count_nonzero(gained) == len(pos) else pos[gained]
         if not len(new):
             return
         whole = known and len(new) == source.n
-        lo, hi = (source.lo, source.hi) if whole else (int(new.min()), int(new.max()))
+        lo, hi = (source.lo, source.hi) if whole else (least(new), greatest(new))
         self._merge(dst, Extent(lo, hi, len(new), source.distinct and known))
 
     def keep(self, s: int) -> None:

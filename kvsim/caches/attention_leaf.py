@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvsim.errors import CacheUsageError
@@ -77,12 +78,12 @@ class AttentionLeaf(Leaf):
     heads: list[int]
     pending_copies: list[tuple[int, int]]
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Cells per stream."""
         return self.spec.size
 
-    @property
+    @cached_property
     def n_stream(self) -> int:
         return self.spec.n_stream
 
@@ -110,7 +111,7 @@ class AttentionLeaf(Leaf):
 
     def check_seq(self, op: str, seq: int, wildcard: bool = False) -> None:
         """Refuse an id on which llama.cpp asserts."""
-        if (wildcard and seq == -1) or 0 <= seq < self.known_ids():
+        if 0 <= seq < self.known_ids() or (wildcard and seq == -1):
             return
         every = " (or -1 for every sequence)" if wildcard else ""
         raise CacheUsageError(

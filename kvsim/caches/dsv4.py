@@ -146,7 +146,7 @@ class DSV4Cache(CompositeMemory):
             return
         for s in ubatch.seq_id_unq:
             held = positions(self.raw.base, s)
-            if held and max(held) >= CSA_RATIO - 1 and len(held) <= max(held):
+            if held and held[-1] >= CSA_RATIO - 1 and len(set(held)) <= held[-1]:
                 self.hazard("compressed-rows-of-nothing", seq=s)
 
     def init_update(self, optimize: bool = False) -> UpdateContext:

@@ -63,7 +63,7 @@ class WindowPair(CompositeMemory):
         """As every composite. A state of the window alone fits only beside the rest it was taken from."""
         super().state_read(io, seq, flags)
         if self.observer is not None and flags & PARTIAL_ONLY and seq >= 0:
-            beyond = positions(self.swa, seq) - positions(self.full, seq)
+            beyond = Counter(positions(self.swa, seq)) - Counter(positions(self.full, seq))
             if beyond:
                 self.hazard("partial-state-alone", seq=seq, positions=sorted(beyond))
             elif self.full.seq_pos_max(seq) > self.swa.seq_pos_max(seq):
@@ -78,16 +78,18 @@ class WindowPair(CompositeMemory):
                 self.hazard("trimmed-past-window", seq=s, lost=lost)
 
 
-def positions(cache: AttentionLeaf, seq: int, start: int = 0) -> Counter[int]:
-    """How many cells hold each position of ``seq`` from ``start`` on."""
+def positions(cache: AttentionLeaf, seq: int, start: int = 0) -> list[int]:
+    """The positions of ``seq`` from ``start`` on, ascending; each as often as cells hold it."""
     cells = cache.cells[cache.stream_of(seq)]
-    return Counter(cells.pos[cells.has(seq, cells.size) & (cells.pos >= max(start, 0))].tolist())
+    held: list[int] = cells.pos[cells.has(seq, cells.size) & (cells.pos >= max(start, 0))].tolist()
+    return sorted(held)
 
 
 def lost_to_window(full: AttentionLeaf, swa: AttentionLeaf, seq: int) -> list[int]:
     """Positions of ``seq`` that its next token attends to and only ``full`` still has."""
     start = window.window_start(swa.spec.swa_type, swa.spec.n_swa, full.seq_pos_max(seq) + 1)
-    return sorted(positions(full, seq, start) - positions(swa, seq, start))
+    attended, held = positions(full, seq, start), positions(swa, seq, start)
+    return [] if attended == held else sorted(Counter(attended) - Counter(held))
 
 
 class ISWACache(WindowPair):

@@ -28,7 +28,7 @@ from kvsim.caches.slot_search import SlotSearch
 from kvsim.cells import CellTable, SavedCells, where
 from kvsim.defrag import DefragReport, StreamMoves, defragment, plan_update
 from kvsim.errors import IntegrityError
-from kvsim.events import Event
+from kvsim.events import NO_CELLS, Event
 from kvsim.memory import (
     IntArray,
     SlotInfo,
@@ -37,6 +37,7 @@ from kvsim.memory import (
 )
 from kvsim.models.cache_spec import CacheSpec
 from kvsim.models.params import RopeType
+from kvsim.seq_ranges import greatest, least
 from kvsim.state import StateReader, StateWriter
 from kvsim.tensors.store import KVStore
 
@@ -146,10 +147,13 @@ class KVCache(AttentionLeaf):
     def _only_fills(self, slot: SlotInfo, ubatch: Ubatch) -> bool:
         """Whether placing this ubatch and undoing it would leave all as it was: its cells are empty, and no
         position is negative (cells R21)."""
-        return int(ubatch.pos0.min()) >= 0 and all(
-            not self.cells[stream].is_literal and bool((self.cells[stream].pos[part] == -1).all())
-            for stream, part in zip(slot.strm, slot.idxs, strict=True)
-        )
+        if least(ubatch.pos0) < 0:
+            return False
+        for stream, part in zip(slot.strm, slot.idxs, strict=True):
+            cells = self.cells[stream]
+            if cells.is_literal or greatest(cells.pos[part]) != -1:
+                return False
+        return True
 
     def apply_ubatch(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
         """Place a ubatch (``apply_ubatch``) and return what its graph sees."""
@@ -180,14 +184,15 @@ class KVCache(AttentionLeaf):
         lost: dict[int, int] = {}  # seq -> largest position that was overwritten
         at = 0
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
-            rows = slice(at, at + len(part))
-            for s, reach in self.cells[stream].evict(part).items():
+            cells, rows = self.cells[stream], slice(at, at + len(part))
+            pos, seq_ids = ubatch.pos0[rows], ubatch.seq_ids[rows]
+            for s, reach in cells.evict(part).items():
                 lost[s] = max(reach, lost.get(s, -1))
-            self.cells[stream].place(part, ubatch.pos0[rows], ubatch.seq_ids[rows])
-            self._write_ext(self.cells[stream], part, ubatch, rows)
+            cells.place(part, pos, seq_ids)
             at += len(part)
             if not trial:
-                self._emit("write", stream, part, pos=ubatch.pos0[rows], seqs=ubatch.seq_ids[rows])
+                self._write_ext(cells, part, ubatch, rows)
+                self._emit("write", stream, part, pos=pos, seqs=seq_ids)
         purged = {s: cells for s, reach in sorted(lost.items()) if (cells := self._purge(s, reach))}
         if lost and self.observer is not None and not trial:
             kv_hazards.after_place(self, lost)
@@ -238,7 +243,7 @@ class KVCache(AttentionLeaf):
     def get_n_kv(self, slot: SlotInfo) -> int:
         """Padded attention length: one value for all streams of a ubatch, so that graphs repeat."""
         pad = max(self.spec.n_pad, 256)
-        used = max(self.cells[stream].used_max_p1 for stream in slot.strm)
+        used = max([self.cells[stream].used_max_p1 for stream in slot.strm])
         return min(self.size, max(pad, -(-used // pad) * pad))
 
     # -- preparing changes ---------------------------------------------------------------------
@@ -478,8 +483,7 @@ class KVCache(AttentionLeaf):
 
     def _emit(self, what: str, stream: int, cells: IntArray | None = None, **detail: Any) -> None:
         if self.observer is not None:
-            held = np.empty(0, np.int32) if cells is None else cells
-            self.observer(Event(what, self.name, stream, held, detail))
+            self.observer(Event(what, self.name, stream, NO_CELLS if cells is None else cells, detail))
 
     def _hazard(self, hazard: str, stream: int = -1, **detail: Any) -> None:
         if self.observer is not None:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvsim import window
 from kvsim.batch import Ubatch
 from kvsim.errors import StateError
@@ -44,7 +46,7 @@ def after_prepare(
     ``purged`` says what it took from each sequence; of that, cells of earlier slots are put back."""
     taken: set[tuple[int, int]] = set()
     survives: dict[int, int] = {}  # seq -> highest position that is not put back
-    for i, (slot, purge) in enumerate(zip(slots, purged, strict=True)):
+    for i, (slot, purge) in enumerate(zip(slots, purged, strict=True) if any(purged) else ()):
         for s, cells in purge.items():
             stream = cache.stream_of(s)
             highest = max((pos for cell, pos in cells.items() if (stream, cell) not in taken), default=-1)
@@ -84,14 +86,15 @@ def before_place(cache: KVCache, slot: SlotInfo, ubatch: Ubatch) -> None:
     if min(pos) < 0:
         seqs = sorted({s for p, ids in zip(pos, ubatch.seq_ids, strict=True) if p < 0 for s in ids})
         cache._hazard("position-minus-one", seqs=seqs)
+    keeps_ext = not cache.writes_ext(ubatch)
     for stream, part in zip(slot.strm, slot.idxs, strict=True):
         table = cache.cells[stream]
         free = table.pos[part] == -1
-        if not free.all():
+        if np.count_nonzero(free) < len(part):
             _warn_of_eviction(cache, stream, part, ubatch)
         if table.is_literal:
             _warn_of_old_owners(cache, stream, part[free])
-        if not cache.writes_ext(ubatch):
+        if keeps_ext:
             empty = part[free]
             old = empty[table.tok[empty] != -1].tolist()
             if old:

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvsim.batch import Ubatch
 from kvsim.caches.attention_leaf import AttentionView
+from kvsim.cells import ranges
 from kvsim.memory import BoolArray, IntArray, SlotInfo
 from kvsim.tensors.mask import attention_mask
 
@@ -95,10 +96,3 @@ def _positions_back(pos: IntArray, d: int) -> IntArray:
     """The position of the entry ``d`` earlier in the ubatch, or that far before its first one."""
     rank = np.arange(len(pos)) - d
     return np.where(rank >= 0, pos[np.maximum(rank, 0)], pos[0] + rank)
-
-
-def ranges(row: BoolArray) -> list[int]:
-    """The true cells of a row as half-open ranges ``[a, b, c, d, ...]``."""
-    padded = np.zeros(len(row) + 2, np.int8)
-    padded[1:-1] = row
-    return np.flatnonzero(np.diff(padded)).tolist()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvsim import window
-from kvsim.cells import CellTable, where
+from kvsim.cells import CellTable, ranges, where
 from kvsim.memory import BoolArray, IntArray, PrepareFailure
 from kvsim.models.params import SwaType
 
@@ -34,8 +34,9 @@ class SlotSearch:
         self.head = head
         self.starts: dict[int, int] = {}
         for s in cells.sequences() if swa_type is not SwaType.NONE else ():
-            start = window.window_start(swa_type, n_swa, cells.seq_pos_max(s) + 1)
-            if cells.seq_pos_min(s) < start:
+            first, last = cells.seq_range(s)
+            start = window.window_start(swa_type, n_swa, last + 1)
+            if first < start:
                 self.starts[s] = start
 
     def usable(self, lo: int, hi: int) -> BoolArray:
@@ -61,7 +62,7 @@ class SlotSearch:
             step, lo = FIRST_WINDOW, start
             while lo < stop and missing:
                 hi = min(stop, lo + step)
-                taken = where(self.usable(lo, hi))[:missing] + np.int32(lo)
+                taken = where(self.usable(lo, hi), lo)[:missing]
                 found.append(taken)
                 missing -= len(taken)
                 lo, step = hi, step * 4
@@ -89,9 +90,9 @@ class SlotSearch:
         """Why there was no room, in numbers."""
         usable = self.usable(0, self.cells.size)
         free = int(np.count_nonzero(self.cells.pos == -1))
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], usable, [False]))))
-        holes = edges[1::2] - edges[::2]
+        edges = ranges(usable)
+        holes = [end - start for start, end in zip(edges[::2], edges[1::2], strict=True)]
         return PrepareFailure(
             cache=cache, stream=stream, ubatch=0, asked=asked, free=free, found=found,
-            reclaimable=int(np.count_nonzero(usable)) - free, largest_hole=int(holes.max(initial=0)),
+            reclaimable=int(np.count_nonzero(usable)) - free, largest_hole=max(holes, default=0),
         )  # fmt: skip
