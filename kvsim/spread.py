@@ -7,12 +7,14 @@ times.
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.context import BaseContext
 from typing import Any, TypeVar
 
@@ -40,6 +42,18 @@ def _processes(work: Callable[..., object]) -> BaseContext:
     return context
 
 
+def _end_with_parent() -> None:
+    """In a worker: do not outlive the process that hands out the work, should that be killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _check_reachable(address: str) -> None:
     """Ray waits for minutes for a cluster that is not there: look for it first."""
     host, _, port = address.rpartition(":")
@@ -60,7 +74,7 @@ def over_processes(work: Callable[[T], R], items: Sequence[T], processes: int) -
     attempts = [0] * len(items)
     left = set(range(len(items)))
     while left:
-        with ProcessPoolExecutor(processes, _processes(work)) as pool:
+        with ProcessPoolExecutor(processes, _processes(work), _end_with_parent) as pool:
             started: dict[Future[R], int] = {}
             waiting = sorted(left)
             try:

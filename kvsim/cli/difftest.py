@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from kvsim.cli.terminal import DIFFERENT, check_writable, fail, stderr, stdout
+from kvsim.cli.terminal import DIFFERENT, check_writable, counted, fail, stderr, stdout, under_way
 from kvsim.cli.versions import hold_against
 from kvsim.errors import KvsimError
+from kvsim.narrate.words import count
 from kvsim.testing.difftest import SESSION, Campaign, Failure, Shard, run, shrink_failure
+from kvsim.testing.match import DifferenceError
 from kvsim.testing.recorded import told, write_failure
 from kvsim.testing.report import Report, merged, read_report
 
-SAVED_EVERY = 50
-"""Sessions between two writings of the report."""
+SAVED_EVERY = 10
+"""Seconds between two writings of the report."""
+
+STOPPED = 130
+"""Exit status of what was stopped by Ctrl-C or SIGTERM."""
 
 
 def difftest_command(
@@ -60,7 +68,7 @@ def difftest_command(
     """Hold a cache against the reference, and the reference against the ledger.
 
     Stops at the first difference, shrinks the operations that lead there, and saves them as a trace.
-    Exit status 0: no difference; 1: one was found; 2: something that cannot be run.
+    Exit status 0: no difference; 1: one was found; 2: something that cannot be run; 130: stopped.
     """
     other = {"--subject": subject != "reference"}
     here = {"--jobs": jobs != 1}
@@ -85,25 +93,59 @@ def difftest_command(
             raise typer.Exit(DIFFERENT if n_changes else 0)
         campaign = Campaign(subject, _command(command), memory, config, seed, profile, _weights(weight), rows)
         done = _resumed(campaign, report)
-        with _progress(-(-ops // SESSION)) as bar:
-            task = bar.add_task("sessions")
-
-            def advance(report_so_far: Report) -> None:
-                n = sum(report_so_far.shards.values())
-                bar.update(task, completed=n, total=-(-ops // SESSION))
-                if report is not None and n % SAVED_EVERY == 0:
-                    report_so_far.write(report)
-
-            failure = run(campaign, done, ops, _shard(shard), jobs, advance, ray)
+        with _ended_by_sigterm():
+            failure = _played(campaign, done, ops, _shard(shard), jobs, ray, report)
+            found = None if failure is None else _failed(campaign, failure, trace)
+        if found is not None:
+            done.failures.append(found)
+        if report is not None:
+            done.write(report)
     except KvsimError as error:
         fail(error)
-    found = None if failure is None else _failed(campaign, failure, trace)
-    if found is not None:
-        done.failures.append(found)
-    if report is not None:
-        done.write(report)
+    except KeyboardInterrupt:
+        is_kept = report is not None and report.exists()
+        kept = f"; with the same command it goes on where {report} ends" if is_kept else ""
+        stderr().print(Text(f"stopped{kept}"))
+        raise typer.Exit(STOPPED) from None
     _print(done)
     raise typer.Exit(DIFFERENT if failure else 0)
+
+
+def _played(
+    campaign: Campaign, done: Report, ops: int, shard: Shard, jobs: int, ray: str, path: Path | None
+) -> Failure | None:
+    """Go on with a campaign; its report is saved now and then, and as of the last session if it is stopped."""
+    saved, whole = time.monotonic(), deepcopy(done)
+    with counted("operations", len(shard.sessions(ops)) * SESSION) as tell:
+
+        def advance(so_far: Report) -> None:
+            nonlocal saved, whole
+            tell(so_far.shards[str(shard)] * SESSION)
+            whole = deepcopy(so_far)
+            if path is not None and time.monotonic() - saved >= SAVED_EVERY:
+                saved = time.monotonic()
+                whole.write(path)
+
+        try:
+            return run(campaign, done, ops, shard, jobs, advance, ray)
+        except KeyboardInterrupt:
+            if path is not None and whole.shards:
+                whole.write(path)
+            raise
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM stops as Ctrl-C does: what was done is saved, what was started is ended."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _none_beside(main: str, there: object, options: Mapping[str, object]) -> None:
@@ -118,21 +160,44 @@ def _failed(campaign: Campaign, failure: Failure, trace: Path) -> dict[str, obje
     out = stdout()
     where = f"{failure.info.kind}/{failure.config.name}"
     out.print(Text(f"difference in session {failure.session} on {where}: {failure.error}"))
-    with stderr().status("shrinking"):
-        failure = shrink_failure(campaign, failure)
-    write_failure(trace, failure.config, failure.error, campaign.seed, failure.ops)
-    out.print(Text("the shortest way there:"))
-    for op in failure.ops:
-        out.print(Text(f"  {op}"))
-    out.print(Text(told(failure.error, trace, len(failure.ops))))
-    out.print(Text(f"to repeat it: {again(campaign, failure)}"))
+    _save(failure, campaign.seed, trace)  # the long way, should the process be killed now
+    small = _shrunk(campaign, failure)
+    if small.ops and not small.shrunk:
+        out.print(Text("the same operations did not lead there again: it does not depend on them alone"))
+    _save(small, campaign.seed, trace)
+    out.print(Text(f"the shortest way there:\n{told(small.error, trace)}"))
+    out.print(Text(f"to repeat it: {again(campaign, small)}"))
     return {
-        "session": failure.session,
+        "session": small.session,
         "config": where,
-        "verdict": failure.error.verdict,
-        "what": failure.error.what,
-        "ops": [op.to_json() for op in failure.ops],
+        "verdict": small.error.verdict,
+        "what": small.error.what,
+        "ops": [op.to_json() for op in small.ops],
     }
+
+
+def _shrunk(campaign: Campaign, failure: Failure) -> Failure:
+    """The failure by the fewest operations; if that is stopped, by as few as were found."""
+    shortest = failure
+    with under_way("shrinking") as tell:
+
+        def shorter(error: DifferenceError) -> None:
+            nonlocal shortest
+            shortest = failure.by(error)
+            tell(f"{count(len(error.ops), 'operation')} left")
+
+        try:
+            return shrink_failure(campaign, failure, shorter)
+        except KeyboardInterrupt:
+            stderr().print(Text("stopped: fewer operations might do"))
+            return shortest
+
+
+def _save(failure: Failure, seed: int, trace: Path) -> None:
+    try:
+        write_failure(trace, failure.config, failure.error, seed)
+    except OSError as error:
+        stderr().print(Text(f"{trace} cannot be written: {error.strerror}"))
 
 
 def again(campaign: Campaign, failure: Failure) -> str:
@@ -192,14 +257,6 @@ def _shard(text: str) -> Shard:
 def _counts(text: str) -> bool:
     """Whether this is a number from 0 on, of a size that anybody means."""
     return text.isascii() and text.isdigit() and len(text) < 10
-
-
-def _progress(total: int) -> Progress:
-    console = stderr()
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal or total < 2,
-    )  # fmt: skip
 
 
 def _print(report: Report) -> None:

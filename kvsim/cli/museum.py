@@ -51,7 +51,7 @@ def museum_command(
         where = f"{find.info.kind}/{find.config.name}"
         out.print(Text(f"{mutant.id:<28}{reported:<12}{'yes':<7}{find.n_ops:>10,}{len(ops):>10}  {where}"))
         if write is not None:
-            write_failure(write / f"{mutant.id}.jsonl", find.config, error, seed, ops)
+            write_failure(write / f"{mutant.id}.jsonl", find.config, error, seed)
     median = f", median {statistics.median(needed):,.0f} operations, most {max(needed):,}" if needed else ""
     out.print(Text(f"{len(needed)} of {len(chosen)} found{median}"))
     raise typer.Exit(0 if len(needed) == len(chosen) else DIFFERENT)

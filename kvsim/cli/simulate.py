@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from kvsim.cli.memory import one_model
-from kvsim.cli.terminal import check_writable, fail, keep_input, stderr, stdout, table
+from kvsim.cli.terminal import check_writable, counted, fail, keep_input, stdout, table
 from kvsim.errors import KvsimError
 from kvsim.narrate.words import count
 
@@ -25,9 +23,6 @@ if TYPE_CHECKING:
     from kvsim.workload.setup import Setup
 
 TRACE_OPS = 200
-
-LINE_EVERY = 10
-"""Seconds between two lines of progress."""
 
 
 def simulate_command(
@@ -145,40 +140,6 @@ def _run(
                 fail(error)
             look = recorder.look
         return simulate(requests, server, report, look)
-
-
-@contextmanager
-def counted(
-    what: str, total: int, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[int], None]]:
-    """To be told how many things are done out of ``total``: a bar on stderr, or, where that is no terminal, a
-    line every :data:`LINE_EVERY` seconds."""
-    console = stderr()
-    if not console.is_terminal:
-        yield _lines(console, what, total, clock)
-        return
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    ) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def _lines(out: Console, what: str, total: int, clock: Callable[[], float]) -> Callable[[int], None]:
-    told = clock()
-
-    def tell(done: int) -> None:
-        nonlocal told
-        if clock() - told >= LINE_EVERY:
-            told = clock()
-            out.print(Text(f"{what}: {done:,} of {total:,}"))
-
-    return tell
 
 
 def print_account(out: Console, setup: Setup, account: Account, took: float) -> None:

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from kvsim.cli.simulate import counted
-from kvsim.cli.terminal import fail, stdout
+from kvsim.cli.terminal import counted, fail, stdout
 from kvsim.errors import KvsimError
 from kvsim.narrate.words import count
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from kvsim.trace.cellmap import MapCell
@@ -20,6 +29,9 @@ DIFFERENT, UNUSABLE = 1, 2
 
 LONG_RUN = 300_000
 """Bytes of input from which a progress bar is worth its line."""
+
+LINE_EVERY = 10
+"""Seconds between two lines of progress, where there is no terminal."""
 
 # fill and the label that reads best on it, by sequence id modulo 12
 SEQUENCE_STYLES = (
@@ -75,6 +87,53 @@ def progress(total: int) -> Progress:
         redirect_stdout=False,
         redirect_stderr=False,
     )
+
+
+@contextmanager
+def counted(
+    what: str, total: int, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int], None]]:
+    """To be told how many things are done out of ``total``: a bar on stderr, or, where that is no terminal, a
+    line every :data:`LINE_EVERY` seconds."""
+    console = stderr()
+    if not console.is_terminal:
+        tell = _line_now_and_then(console, clock)
+        yield lambda done: tell(f"{what}: {done:,} of {total:,}")
+        return
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def under_way(what: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[str], None]]:
+    """As :func:`counted` where nobody knows how much there is to do: to be told in words how far it is."""
+    console = stderr()
+    if not console.is_terminal:
+        tell = _line_now_and_then(console, clock)
+        yield lambda text: tell(f"{what}: {text}")
+        return
+    with console.status(Text(what)) as status:
+        yield lambda text: status.update(Text(f"{what}: {text}"))
+
+
+def _line_now_and_then(out: Console, clock: Callable[[], float]) -> Callable[[str], None]:
+    told = clock()
+
+    def tell(line: str) -> None:
+        nonlocal told
+        if clock() - told >= LINE_EVERY:
+            told = clock()
+            out.print(Text(line))
+
+    return tell
 
 
 def beside(bar: Progress) -> Console:

@@ -11,6 +11,7 @@ nothing are left out. A window is applied, so a cache may forget what no window 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from kvsim import window
@@ -40,10 +41,27 @@ def _in_window(tokens: list[list[int]], spec: CacheSpec) -> list[list[int]]:
 
 
 def normal(picture: Mapping[str, Any]) -> dict[str, Reads]:
-    """A subject's own account in the same form: sorted, without empty sequences."""
+    """A subject's own account in the same form: sorted, without empty sequences.
+
+    Raises KeyError, TypeError, AttributeError or ValueError if it is none.
+    """
     return {
         "reads": {
-            part: {seq: sorted(map(list, tokens)) for seq, tokens in reads.items() if tokens}
+            part: {_seq(seq): sorted(map(_token, tokens)) for seq, tokens in reads.items() if tokens}
             for part, reads in picture["reads"].items()
         }
     }
+
+
+def _seq(name: Any) -> str:
+    text = str(name)
+    if not (len(text) < 10 and text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r:.40} is no sequence")
+    return text
+
+
+def _token(entry: Any) -> list[int]:
+    pos, token = entry
+    if not (isinstance(pos, Integral) and isinstance(token, Integral)):
+        raise ValueError(f"{entry!r:.40} is no [position, token]")
+    return [int(pos), int(token)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from kvsim.testing.coverage import Watcher
 from kvsim.testing.match import DifferenceError, Match
 from kvsim.testing.pipe import PipeSubject
 from kvsim.testing.profiles import PROFILES, Profile, operations
-from kvsim.testing.report import Report
+from kvsim.testing.report import Report, check_division
 from kvsim.testing.rows import RowsSubject, engine_attend
 from kvsim.testing.shrink import shrink
 from kvsim.testing.subject import LedgerSubject, Observes, Subject, engine_leaves, subject_named, supports
@@ -46,6 +46,10 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{self.i}/{self.n}"
+
+    def sessions(self, n_ops: int) -> range:
+        """Its sessions of a campaign of so many operations."""
+        return range(self.i - 1, -(-n_ops // SESSION), self.n)
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,10 @@ class Failure:
     def ops(self) -> list[Op]:
         return self.shrunk or self.error.ops
 
+    def by(self, shorter: DifferenceError) -> Failure:
+        """The same failure, reached on a shorter way."""
+        return replace(self, error=shorter, shrunk=shorter.ops)
+
 
 def session_of(
     campaign: Campaign, k: int, configs: Sequence[tuple[CacheInfo, Config]]
@@ -215,9 +223,9 @@ def run(
     the order of the sessions and returns it.
     """
     shard = shard or Shard()
+    check_division([*report.shards, str(shard)])
     _configs_of(campaign)  # says what cannot be run
-    n_sessions = -(-n_ops // SESSION)
-    mine = range(shard.i - 1, n_sessions, shard.n)[report.shards.get(str(shard), 0) :]
+    mine = shard.sessions(n_ops)[report.shards.get(str(shard), 0) :]
     for part, failure in _sessions(campaign, mine, jobs, ray):
         report.count(part)
         report.shards[str(shard)] = report.shards.get(str(shard), 0) + 1
@@ -277,17 +285,25 @@ def attempt(
     return None
 
 
-def shrink_failure(campaign: Campaign, failure: Failure) -> Failure:
-    """The same failure by the fewest operations: same subject, same kind of verdict."""
-    found = failure.error
+def shrink_failure(
+    campaign: Campaign, failure: Failure, progress: Callable[[DifferenceError], object] = lambda _: None
+) -> Failure:
+    """The same failure by the fewest operations: same subject, same kind of verdict.
+
+    ``progress`` is told each shorter way there. ``shrunk`` stays empty if it does not happen again: the subject
+    does not depend on its operations alone.
+    """
+    shortest: DifferenceError | None = None
 
     def fails(ops: Sequence[Op]) -> bool:
+        nonlocal shortest
         error = attempt(failure.info, failure.config, campaign.subjects(), ops)
-        return error is not None and (error.subject, error.verdict) == (found.subject, found.verdict)
+        if error is None or (error.subject, error.verdict) != (failure.error.subject, failure.error.verdict):
+            return False
+        shortest = error
+        progress(error)
+        return True
 
-    if not fails(found.ops):
-        return failure  # it does not happen again: the subject does not depend on its operations alone
-    ops = shrink(found.ops, fails)
-    error = attempt(failure.info, failure.config, campaign.subjects(), ops)
-    assert error is not None
-    return Failure(failure.session, failure.info, failure.config, error, ops)
+    if fails(failure.error.ops):
+        shrink(failure.error.ops, fails)
+    return failure if shortest is None else failure.by(shortest)

@@ -13,15 +13,15 @@ message says how to open it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from inspect import getattr_static
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 try:
-    from hypothesis import Phase, settings
+    from hypothesis import Phase, Verbosity, settings
     from hypothesis import strategies as st
-    from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+    from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 except ModuleNotFoundError as error:
     if error.name != "hypothesis":
         raise
@@ -59,14 +59,26 @@ class DrawnPicker:
 
 
 class UnshrunkCase:
-    """A test case that leaves the shrinking to the machine, unless it is given settings of its own."""
+    """A test case that leaves shrinking and telling to the machine, whatever its settings say otherwise:
+    Hypothesis would shrink for minutes, and print the draws behind the operations."""
 
     def __get__(self, machine: CacheMachine | None, kind: type[CacheMachine]) -> Any:
         case = getattr_static(RuleBasedStateMachine, "TestCase").__get__(None, kind)
-        if "settings" not in vars(case) or Phase.shrink in case.settings.phases:
-            phases = [phase for phase in case.settings.phases if phase not in (Phase.shrink, Phase.explain)]
-            case.settings = settings(case.settings, phases=phases)
+        if not hasattr(case.runTest, "__wrapped__"):
+
+            @wraps(case.runTest)
+            def run(self: Any) -> None:
+                run_state_machine_as_test(kind, settings=unshrunk(self.settings))
+
+            case.runTest = run
         return case
+
+
+def unshrunk(given: settings) -> settings:
+    """The same settings without the phases that make failures simpler, and without a word about draws."""
+    phases = [phase for phase in given.phases if phase not in (Phase.shrink, Phase.explain)]
+    silent = given.verbosity is Verbosity.normal
+    return settings(given, phases=phases, verbosity=Verbosity.quiet if silent else given.verbosity)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -133,6 +145,7 @@ class CacheMachine(RuleBasedStateMachine):
             self._guarded(lambda: self.match.perform(op), self.match.config)
 
     def _guarded(self, run: Callable[[], T], config: Config) -> T:
+        __tracebackhide__ = True
         try:
             return run()
         except DifferenceError as found:
@@ -140,7 +153,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.traces.mkdir(parents=True, exist_ok=True)
             trace = self.traces / f"{type(self).__name__}.jsonl"
             write_failure(trace, config, error)
-            raise AssertionError(told(error, trace, len(error.ops))) from found
+            raise AssertionError(told(error, trace)) from error.__cause__
 
     def _shortest(self, found: DifferenceError, config: Config) -> DifferenceError:
         """The same failure by the fewest operations; as it was found, if it does not happen again."""

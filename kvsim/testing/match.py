@@ -6,6 +6,8 @@ The first subject leads: it is what the others must agree with, and what generat
 from __future__ import annotations
 
 import json
+import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,8 +70,8 @@ class DifferenceError(KvsimError):
         self.subject, self.verdict, self.what = subject, verdict, what
         self.ops = list(ops)
         self.wanted, self.found = wanted, found
-        where = f"operation {len(ops)}, {ops[-1]}" if ops else "before the first operation"
-        super().__init__(f"{subject} {verdict} at {where}: {what}")
+        where = f"at operation {len(ops)}, {ops[-1]}" if ops else "before the first operation"
+        super().__init__(f"{subject} {verdict} {where}: {what}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors cross processes by their arguments, which are not the message alone."""
@@ -193,19 +195,19 @@ class Match:
         except SubjectError as error:
             raise DifferenceError(subject.name, error.verdict, str(error), self.ops) from error
         except Exception as error:  # whatever a faulty subject raises is a finding
-            what = f"{type(error).__name__}: {error}"
+            what = f"{type(error).__name__}: {error} ({_place(error)})"
             raise DifferenceError(subject.name, "raised", what, self.ops) from error
 
     def _same_behaviour(self, op: Op | None, wanted: Outcome, found: Outcome, i: int) -> str:
         try:
             theirs = normal(found.picture)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             return f"its snapshot is no account of what is read ({type(error).__name__}: {error})"
         answers = [wanted.answer, found.answer]
         if op is not None and op.op in STATES:
             answers = [bool(answer) for answer in answers]  # how many bytes is nobody's business
         if answers[0] != answers[1]:
-            return f"it answered {found.answer}, expected was {wanted.answer}"
+            return f"it answered {_in_words(found.answer)}, expected was {_in_words(wanted.answer)}"
         ours = behaviour(wanted.picture, self._caches)
         if ours == theirs:
             return ""
@@ -288,6 +290,12 @@ def _same_cells(op: Op | None, wanted: Outcome, found: Outcome, i: int) -> str:
     ]
     more = f"; and {len(fields) - SHOWN} more" if len(fields) > SHOWN else ""
     return "; ".join(fields[:SHOWN]) + more
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised: the file, the line and the function."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{os.path.basename(last.filename)}, line {last.lineno}, in {last.name}"
 
 
 def _in_words(answer: int | str | None) -> str:

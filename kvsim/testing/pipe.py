@@ -15,7 +15,8 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 import numpy as np
@@ -63,13 +64,15 @@ class PipeSubject(Subject):
         self._start()
         answer = self._ask({"kvsim": VERSION, "op": "hello"})
         if answer.get("kvsim") != VERSION:
+            self.close()
             raise SubjectError("garbage", f"it speaks version {answer.get('kvsim')!r}, not {VERSION}")
-        self.name = str(answer.get("name", self.command[0]))[:80]
+        self.name = _said(answer.get("name", self.command[0]))
         try:
             self.observes = Observes(answer.get("observes"))
-            self.memories = frozenset(answer.get("memories", CACHES)) & frozenset(CACHES)
-            self.operations = frozenset(answer.get("operations", OPERATIONS)) & OPERATIONS
-        except (ValueError, TypeError) as error:
+            self.memories = _some_of("memories", answer, CACHES)
+            self.operations = _some_of("operations", answer, OPERATIONS)
+        except ValueError as error:
+            self.close()
             raise SubjectError("garbage", f"its greeting {_short(answer)}: {error}") from error
 
     def create(self, config: Config) -> None:
@@ -78,7 +81,7 @@ class PipeSubject(Subject):
         self._i = 0
         answer = self._ask({"i": 0, "op": "create", "args": setup(config)})
         if "unsupported" in answer:
-            raise UnsupportedError(f"{self.name}: {answer['unsupported']}")
+            raise UnsupportedError(f"{self.name}: {_said(answer['unsupported'])}")
         self._take(answer)
 
     def apply(self, op: Op) -> int | None:
@@ -86,10 +89,10 @@ class PipeSubject(Subject):
         answer = self._ask({"i": self._i, **op.to_json()})
         self._take(answer)
         if "refused" in answer:
-            raise CacheUsageError(f"{self.name}: {answer['refused']}")
+            raise CacheUsageError(f"{self.name}: {_said(answer['refused'])}")
         ret = answer.get("ret")
-        if ret is not None and type(ret) is not int:
-            raise SubjectError("garbage", f'its answer {_short(answer)} has a "ret" that is no integer')
+        if ret is not None and (type(ret) is not int or not -(1 << 63) <= ret < 1 << 63):
+            raise SubjectError("garbage", f'its "ret" is no integer of 64 bits: {_short(ret)}')
         return ret
 
     def _take(self, answer: dict[str, Any]) -> None:
@@ -139,7 +142,8 @@ class PipeSubject(Subject):
         assert stdin is not None
         assert stderr is not None
         os.set_blocking(stdin.fileno(), False)
-        threading.Thread(target=_keep, args=(stderr, self._said), daemon=True).start()
+        self._listener = threading.Thread(target=_keep, args=(stderr, self._said), daemon=True)
+        self._listener.start()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """One line there, one line back."""
@@ -187,6 +191,8 @@ class PipeSubject(Subject):
                         "flooded", f"its answer is longer than {LIMIT} bytes: {_short(bytes(data))}"
                     )
                 if not selector.select(max(deadline - time.monotonic(), 0)):
+                    if self._process.poll() is not None:  # what it has started keeps its output open
+                        raise self._died()
                     raise SubjectError(
                         "hung", f"it did not answer within {self.timeout:g} s{self._last_words()}"
                     )
@@ -203,9 +209,9 @@ class PipeSubject(Subject):
             code = self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
             return SubjectError("died", f"it closed its output{self._last_words()}")
-        if code < 0:
-            return SubjectError("died", f"it was ended by {signal.Signals(-code).name}{self._last_words()}")
-        return SubjectError("died", f"it exited with status {code}{self._last_words()}")
+        self._listener.join(timeout=1)  # what it wrote last may still be on its way
+        ended = f"was ended by {_signal(-code)}" if code < 0 else f"exited with status {code}"
+        return SubjectError("died", f"it {ended}{self._last_words()}")
 
     def _last_words(self) -> str:
         return f"; on stderr: {' | '.join(map(_printable, self._said))}" if self._said else ""
@@ -215,7 +221,7 @@ class PipeSubject(Subject):
         process, self._process = self._process, None
         if process is None:
             return
-        if process.poll() is None:
+        with suppress(ProcessLookupError):  # nothing of it is left
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for pipe in (process.stdin, process.stdout):
@@ -250,6 +256,23 @@ def setup(config: Config) -> dict[str, Any]:
     }
 
 
+def _some_of(key: str, answer: dict[str, Any], known: Collection[str]) -> frozenset[str]:
+    """What the greeting says it implements of what there is; everything if it says nothing."""
+    named = answer.get(key, list(known))
+    unknown = [name for name in named if name not in [*known]] if isinstance(named, list) else [named]
+    if unknown:
+        raise ValueError(f'"{key}" has {_short(unknown[0])}; it is a list of {", ".join(sorted(known))}')
+    return frozenset(named)
+
+
+def _signal(number: int) -> str:
+    """Its name; real-time signals but the first and last have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def _numbers(key: str, values: Any) -> NDArray[np.float32]:
     try:
         return np.array(values, np.float32)
@@ -267,6 +290,11 @@ def _keep(pipe: IO[bytes], said: deque[str]) -> None:
 def _printable(text: str) -> str:
     """What would move a terminal's cursor or colour it, as an escape sequence."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _said(value: object) -> str:
+    """Words of the program, on one line that has an end."""
+    return _printable(str(value)[:80])
 
 
 def _short(value: object) -> str:

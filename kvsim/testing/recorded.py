@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from kvsim.caches.factory import LeafFactory
@@ -18,6 +17,9 @@ from kvsim.testing.match import ENDS, DifferenceError
 from kvsim.trace import Header, Step, TraceWriter, read_trace
 from kvsim.trace.describe import header_of
 from kvsim.trace.header import LONGEST_FAILURE
+
+LISTED = 40
+"""Most operations that a message lists."""
 
 
 def steps_of(config: Config, ops: Iterable[Op]) -> Iterator[Step]:
@@ -48,27 +50,25 @@ def write_failure(
     config: Config,
     error: DifferenceError,
     seed: int = 0,
-    ops: Sequence[Op] = (),
 ) -> None:
-    """Write ``ops`` (or those of ``error``) as a trace whose last step is the subject's.
+    """Write the operations of ``error`` as a trace whose last step is the subject's.
 
     All steps before it are the reference's, so a replay differs in the last one alone, and shows both sides
     there. Where the subject showed no picture of cells, or one that cannot be read, the last step is the
     reference's too, and only the header (``config.failure``) says what the subject did instead.
     """
     header = header_of(config.model, config.params, sizes=config.sizes, name=config.name, seed=seed)
-    performed = ops or error.ops
     failure = {
         "subject": error.subject,
         "verdict": error.verdict,
-        "operation": str(performed[-1]) if performed else "init",
+        "operation": str(error.ops[-1]) if error.ops else "init",
         "what": error.what,
     }
     said = {name: _printable(text) for name, text in failure.items()}
     header = replace(header, config={**header.config, "failure": said})
     steps = []
     with suppress(Exception):  # where the reference itself falls over, its trace ends; the header says why
-        for step in steps_of(config, performed):
+        for step in steps_of(config, error.ops):
             steps.append(step)
     last = _as_subject_has_it(steps[-1], error)
     write_steps(path, header, [*steps[:-1], last])
@@ -94,10 +94,12 @@ def _as_subject_has_it(step: Step, error: DifferenceError) -> Step:
     return replace(step, ret=ret, after=after, extra=extra)
 
 
-def told(error: DifferenceError, trace: Path, n_ops: int) -> str:
-    """The sentences that end a failed run: what differs, and how to look at it."""
-    lead = "operation leads" if n_ops == 1 else "operations lead"
-    return (
-        f"{error}\n{n_ops} {lead} there, saved as {trace}. Look at it with\n"
-        f"  kvsim replay --explain {trace}\n  kvsim app {trace}"
-    )
+def told(error: DifferenceError, trace: str | os.PathLike[str]) -> str:
+    """The sentences that end a failed run: what differs, by which operations, and how to look at it."""
+    n = len(error.ops)
+    shown = [f"  {op}" for op in error.ops[-LISTED:]]
+    if n > LISTED:
+        shown.insert(0, f"  {n - LISTED} more, then")
+    lead = "operation leads" if n == 1 else "operations lead"
+    saved = f"{n} {lead} there, saved as {trace}. Look at it with"
+    return "\n".join([str(error), *shown, saved, f"  kvsim replay --explain {trace}", f"  kvsim app {trace}"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class Report:
         if other.plan != self.plan:
             apart = [k for k in {**self.plan, **other.plan} if self.plan.get(k) != other.plan.get(k)]
             raise KvsimError(f"reports of different campaigns cannot be merged: {', '.join(apart)} differ")
+        check_division([*self.shards, *other.shards])
         twice = self.shards.keys() & other.shards.keys()
         if twice:
             raise KvsimError(
@@ -86,11 +88,18 @@ class Report:
         }
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write it, so that a killed process leaves the old file or the new one."""
+        """Write it, so that a killed process leaves the old file or the new one.
+
+        Raises KvsimError if it cannot be written; the old file is then as it was.
+        """
         target = Path(path)
         beside = target.with_name(f"{target.name}.part")
-        beside.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        beside.replace(target)
+        try:
+            beside.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+            beside.replace(target)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise KvsimError(f"{path} cannot be written: {error.strerror}") from error
 
     def lines(self) -> Iterable[str]:
         """The report as text: the same numbers always give the same lines."""
@@ -98,6 +107,9 @@ class Report:
         sums = ((self.ops, "operation"), (sessions, "session"), (self.states.n_states, "state"))
         ops, played, states = (count(*each) for each in sums)
         yield f"{ops} in {played}, {states} seen"
+        if self.shards.keys() - {"1/1"}:
+            of = next(iter(self.shards)).partition("/")[2]
+            yield f"  shards: {len(self.shards)} of {of}"
         for name, n in sorted(self.by_config.items()):
             yield f"  {name}: {n:,}"
         rules, missed = rules_of(self.memories), unreached(self.facts, self.memories)
@@ -108,6 +120,15 @@ class Report:
         yield f"hazards met: {', '.join(f'{name} {n}' for name, n in sorted(hazards.items())) or 'none'}"
         codes = {fact: n for fact, n in self.facts.items() if fact.startswith("decode")}
         yield f"decodes: {', '.join(f'{code} {n}' for code, n in sorted(codes.items())) or 'none'}"
+
+
+def check_division(shards: Iterable[str]) -> None:
+    """Raise KvsimError if shards come from different divisions: 1/2 has sessions of 1/3."""
+    numbers = sorted({int(shard.partition("/")[2]) for shard in shards})
+    if len(numbers) > 1:
+        raise KvsimError(
+            f"shards of {numbers[0]} and of {numbers[1]} have sessions in common, which would be counted twice"
+        )
 
 
 def read_report(path: str | os.PathLike[str]) -> Report:
@@ -131,6 +152,8 @@ def _report_of(data: dict[str, Any]) -> Report:
         if not isinstance(data[name], dict) or not all(map(_is_count, data[name].values())):
             raise ValueError(f"{name} is no mapping to counts")
     seconds, states, failures = data["seconds"], data["states"], data["failures"]
+    if not all(re.fullmatch(r"[1-9]\d{0,8}/[1-9]\d{0,8}", shard, re.ASCII) for shard in data["shards"]):
+        raise ValueError("shards are not named as 3/16 is")
     if not isinstance(data["plan"], dict):
         raise ValueError("plan is no mapping")
     if not _is_count(data["ops"]):

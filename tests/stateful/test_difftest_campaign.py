@@ -79,6 +79,10 @@ def test_reports_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
         one.add(other)
     with pytest.raises(KvsimError, match=r"shard 1/2 is in both reports"):
         one.add(Report(QUICK.plan, {"1/2": 3}))
+    with pytest.raises(KvsimError, match=r"shards of 2 and of 4 have sessions in common"):
+        one.add(Report(QUICK.plan, {"1/4": 1}))
+    with pytest.raises(KvsimError, match=r"shards of 1 and of 2 have sessions in common"):
+        run(QUICK, one, 4 * SESSION)
     (tmp_path / "no.json").write_text("[1]")
     with pytest.raises(KvsimError, match=r"not a report of kvsim difftest"):
         read_report(tmp_path / "no.json")
@@ -99,7 +103,7 @@ def test_a_fault_is_found_shrunk_to_one_way_and_saved_as_a_trace(tmp_path: Path)
         fewer = small.ops[:i] + small.ops[i + 1 :]
         assert attempt(small.info, small.config, campaign.subjects(), fewer) is None
     path = tmp_path / "failure.jsonl"
-    write_failure(path, small.config, small.error, campaign.seed, small.ops)
+    write_failure(path, small.config, small.error, campaign.seed)
     differing = [r.i for r, c in replay_beside(read_trace(path)) if compare_step(r, c)]
     assert differing == [2], "only the last step is the subject's"
     assert read_trace(path).header.config["failure"]["subject"] == "the same"
@@ -149,6 +153,8 @@ def test_the_report_is_stable_text() -> None:
     assert missed.startswith("  never reached: batch V2, ")
     assert hazards == "hazards met: copy-ignores-range 2"
     assert codes == "decodes: decode=0 7"
+    report.shards = {"1/3": 1, "3/3": 1}
+    assert list(report.lines())[:2] == [first, "  shards: 2 of 3"]
 
 
 def test_a_rule_is_covered_once_one_of_its_facts_was_seen() -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +19,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from typer.testing import CliRunner
 
-from kvsim.cli import app
+from kvsim.cli import app, terminal
 from kvsim.testing import CacheMachine, Subject
 from kvsim.testing.difftest import SESSION, Campaign, session_of
 from kvsim.testing.report import Report
@@ -89,6 +94,104 @@ def test_a_trace_of_a_subject_without_cells_says_what_the_subject_did(
     assert told["failure"] == failure
 
 
+def test_without_a_terminal_lines_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(terminal, "LINE_EVERY", 0)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    line = ["difftest", "--memory", "kv", "--config", "tiny", "--shard", "2/3", "--ops", "2400"]
+    done = CLI.invoke(app, line)
+    assert done.stderr == "operations: 400 of 800\noperations: 800 of 800\n"
+    assert done.stdout.splitlines()[1] == "  shards: 1 of 3"
+    faulty = ["--subject", "difftest_subjects:KeepsLast", "--seed", "3", "--trace", str(tmp_path / "f.jsonl")]
+    found = CLI.invoke(app, ["difftest", "--memory", "kv", "--config", "tiny", *faulty])
+    assert found.stderr.splitlines()[-1] == "shrinking: 2 operations left"
+
+
+COMMAND = [str(Path(sys.executable).with_name("kvsim")), "difftest", "--memory", "kv", "--config", "tiny"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_saves_what_it_did_and_goes_on_there(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """The subject itself sends the signal, in its third session, once."""
+    (tmp_path / "stopping.py").write_text(f"""
+import os
+from pathlib import Path
+from kvsim.testing.subject import ContextSubject
+
+class Stops(ContextSubject):
+    left = 900
+
+    def apply(self, op):
+        Stops.left -= 1
+        if Stops.left == 0 and not Path("stopped").exists():
+            Path("stopped").touch()
+            os.kill(os.getpid(), {int(number)})
+        return super().apply(op)
+""")
+    line = [*COMMAND, "--subject", "stopping:Stops", "--ops", "1200", "--report", "r.json"]
+    stopped = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert stopped.stderr == "stopped; with the same command it goes on where r.json ends\n"
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert json.loads((tmp_path / "r.json").read_text())["shards"] == {"1/1": 2}, (
+        "what the third did is no part"
+    )
+    rest = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    whole = subprocess.run([*line[:-1], "w.json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert rest.returncode == 0
+    assert rest.stdout.splitlines()[:-1] == whole.stdout.splitlines()[:-1], "all but the rate"
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    line = [*COMMAND, "--ops", "4000000", "--jobs", "2", "--report", "r.json"]
+    main = subprocess.Popen(line, cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL)
+    try:
+        _wait(lambda: _alive(main.pid) >= 4, "two workers, and what started them")
+        main.kill()
+        main.wait()
+        _wait(lambda: _alive(main.pid) == 0, "nothing is left")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(main.pid, signal.SIGKILL)
+
+
+def _alive(group: int) -> int:
+    """How many processes of a group have not ended."""
+    told = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True)
+    return sum(line.split()[0] == str(group) and "Z" not in line for line in told.stdout.splitlines())
+
+
+def _wait(until: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 120
+    while not until():
+        assert time.monotonic() < end, what
+        time.sleep(0.1)
+
+
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)); from kvsim.__main__ import main; "
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "said"),
+    [
+        (["--ops", "400", "--report", "r.json"], 2, "r.json cannot be written: File too large\n"),
+        (["--subject", "difftest_subjects:KeepsLast", "--seed", "3", "--trace", "t.jsonl"], 1, None),
+    ],
+)
+def test_a_full_disk_is_said_in_a_line(
+    tmp_path: Path, more: list[str], status: int, said: str | None
+) -> None:
+    arguments = ["kvsim", *COMMAND[1:], *more]
+    code = f"import sys; sys.argv = {arguments!r}; sys.path.insert(0, {str(Path(__file__).parent)!r}); {FULL}main()"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status
+    assert done.stderr == (said or "t.jsonl cannot be written: File too large\n" * 2)
+    assert ("the shortest way there:" in done.stdout) == (status == 1)
+    assert not (tmp_path / "r.json.part").exists()
+
+
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_the_installed_command_finds_the_module_of_the_page_in_the_working_directory(
     tmp_path: Path, jobs: str
@@ -141,7 +244,7 @@ def test_what_cannot_be_run_exits_with_2(more: list[str], said: str) -> None:
     [
         ("plan", 5), ("shards", {"1/1": -5}), ("shards", []), ("ops", "x"), ("ops", -5), ("seconds", math.nan),
         ("by_config", {"a": "b"}), ("facts", [1, 2]), ("states", "abc"), ("states", [1.5]), ("states", [10**400]),
-        ("failures", "x"), ("failures", [1]), ("kvsim_difftest", None),
+        ("failures", "x"), ("failures", [1]), ("kvsim_difftest", None), ("shards", {"half": 1}),
     ],
 )  # fmt: skip
 def test_a_damaged_report_is_refused_and_left_as_it_is(part: str, value: object, tmp_path: Path) -> None:
@@ -189,7 +292,8 @@ def test_the_cache_of_the_page_conforms_and_its_three_lines_run(
     module = sys.modules["list_cache_page"]
     assert issubclass(module.ListCacheMachine, CacheMachine)
     run_state_machine_as_test(module.ListCacheMachine, settings=settings(max_examples=6, deadline=None))
-    assert Phase.shrink not in module.TestListCache.settings.phases
+    module.TestListCache.settings = settings(max_examples=6, deadline=None)
+    module.TestListCache("runTest").runTest()
 
 
 def test_the_message_of_the_page_is_the_message_of_the_machine(
@@ -211,6 +315,7 @@ def test_the_message_of_the_page_is_the_message_of_the_machine(
         )
     text = str(failed.value)
     assert re.search(r"^list cache differs at operation \d+, seq_rm\(", text)
+    assert re.search(r"\n  decode\(.*\n  seq_rm\(", text)
     assert text.endswith(
         "Look at it with\n  kvsim replay --explain failures/ListCacheMachine.jsonl\n"
         "  kvsim app failures/ListCacheMachine.jsonl"

@@ -73,15 +73,22 @@ def program(folder: Path, text: str) -> tuple[str, ...]:
         ("time.sleep(60)", "hung", r"did not answer within 2 s"),
         ("sys.exit('no memory left')", "died", r"exited with status 1; on stderr: no memory left"),
         ("os.abort()", "died", r"ended by SIGABRT"),
+        ("os.kill(os.getpid(), 40); time.sleep(9)", "died", r"ended by signal 40"),
         ("print('ok', flush=True); time.sleep(9)", "garbage", r"its answer is no JSON object: ok"),
         ("print('[1]', flush=True); time.sleep(9)", "garbage", r"no JSON object: \[1\]"),
         ("print('[' * 100_000, flush=True); time.sleep(9)", "garbage", r"no JSON object: \[\[\["),
         ("print('\\x1b[31m\\0', flush=True); time.sleep(9)", "garbage", r"no JSON object: \\x1b\[31m\\x00"),
         ("sys.exit('\\x1b[31m')", "died", r"on stderr: \\x1b\[31m"),
         ("answer('{\"i\": 77}'); time.sleep(9)", "garbage", r'lacks "i": 1 or "after"'),
-        ("answer(line, ret='yes'); time.sleep(9)", "garbage", r'"ret" that is no integer'),
+        ("answer(line, ret='yes'); time.sleep(9)", "garbage", r'"ret" is no integer of 64 bits: "yes"'),
+        ("answer(line, ret=2**63); time.sleep(9)", "garbage", r'"ret" is no integer of 64 bits: 9223372036854775808'),
+        ("answer(line, refused='why\\x1b'); time.sleep(9)", "differs", r"answered a refusal, because"),
         ("[sys.stdout.write('x' * 65536) for _ in iter(int, 1)]", "flooded", r"longer than 4194304 bytes"),
         ("answer(line, after={'reads': 7}); time.sleep(9)", "differs", r"its snapshot is no account of what"),
+        ("answer(line, after={'reads': {'kv': {'x': [[1, 2]]}}})", "differs", r"ValueError: 'x' is no sequence"),
+        ("answer(line, after={'reads': {'kv': {'9' * 5000: [[1, 2]]}}})", "differs", r"9' is no sequence|99 is no"),
+        ("answer(line, after={'reads': {'kv': {'0': [[1, 'a']]}}})", "differs", r"\[1, 'a'\] is no \[position, tok"),
+        ("answer(line, after={'reads': {'kv': {'0': [[float('nan'), 1]]}}})", "differs", r"\[nan, 1\] is no \["),
     ],
 )  # fmt: skip
 def test_a_program_that_misbehaves_is_reported(
@@ -105,6 +112,47 @@ def test_a_program_that_speaks_unasked_is_reported(tmp_path: Path) -> None:
     assert failure is not None
     assert failure.error.verdict == "garbage"
     assert "it spoke without being asked" in failure.error.what
+
+
+def test_what_a_program_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves a child behind that keeps its pipes open."""
+    monkeypatch.setattr(PipeSubject.__init__, "__defaults__", (2.0,))
+    left = tmp_path / "left"
+    rest = f"""
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+open({str(left)!r}, "w").write(str(child))
+os._exit(5)
+"""
+    campaign = Campaign(command=program(tmp_path, HEAD + rest), memory="kv", config="tiny")
+    _, failure = session_of(campaign, 0, campaign.configs())
+    assert failure is not None
+    assert (failure.error.verdict, failure.error.what) == ("died", "it exited with status 5")
+    state = subprocess.run(
+        ["ps", "-o", "stat=", "-p", left.read_text()], capture_output=True, text=True, check=False
+    ).stdout
+    assert not state or "Z" in state
+
+
+@pytest.mark.parametrize(
+    ("greeting", "said"),
+    [
+        ('"memories": "kv"', r'"memories" has "kv"; it is a list of dsa, '),
+        ('"memories": ["kv", "iswaa"]', r'"memories" has "iswaa"; it is a list of dsa, '),
+        (
+            '"operations": ["decode", "seq_remove"]',
+            r'"operations" has "seq_remove"; it is a list of clear, decode, ',
+        ),
+        ('"operations": null', r'"operations" has null; it is'),
+        ('"operations": [["decode"]]', r'"operations" has \["decode"\]; it is'),
+    ],
+)
+def test_a_greeting_that_names_what_there_is_not_is_refused(tmp_path: Path, greeting: str, said: str) -> None:
+    """A misspelt operation would never be tested, and nobody would know."""
+    line = f'{{"kvsim": 1, "observes": "behaviour", {greeting}}}'
+    with pytest.raises(SubjectError, match=said):
+        PipeSubject(program(tmp_path, f"print({line!r}, flush=True); input()"))
 
 
 def test_a_greeting_that_is_none_is_refused(tmp_path: Path) -> None:

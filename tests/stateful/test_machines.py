@@ -71,3 +71,32 @@ def test_a_fault_is_found_and_its_trace_says_where(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"(?s)reference differs at operation .*kvsim app .*jsonl"):
         run_state_machine_as_test(machine("kv", Forgetful, tmp_path), settings=found)
     assert (tmp_path / "Machine.jsonl").exists()
+
+
+def test_pytest_is_told_the_operations_and_no_draws_whatever_the_settings(tmp_path: Path) -> None:
+    case = machine("kv", Forgetful, tmp_path).TestCase
+    case.settings = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+    with pytest.raises(AssertionError) as failed:
+        case("runTest").runTest()
+    first, decode, removal, saved, *commands = str(failed.value).splitlines()
+    assert first.startswith("reference differs at operation 2, seq_rm(seq=")
+    assert (decode[:9], removal[:9]) == ("  decode(", "  seq_rm(")
+    assert saved == f"2 operations lead there, saved as {tmp_path}/Machine.jsonl. Look at it with"
+    assert [command.split()[1] for command in commands] == ["replay", "app"]
+    assert "Draw" not in "".join(getattr(failed.value, "__notes__", []))
+    assert failed.value.__cause__ is None
+
+
+class Falls(ContextSubject):
+    def apply(self, op: Op) -> int | None:
+        return 1 // (op.op != "seq_cp") if op.op == "seq_cp" else super().apply(op)
+
+
+def test_what_a_subject_raises_is_told_with_its_place_and_its_traceback(tmp_path: Path) -> None:
+    found = settings(QUICK, max_examples=200, phases=[Phase.generate])
+    with pytest.raises(AssertionError) as failed:
+        run_state_machine_as_test(machine("kv", Falls, tmp_path), settings=found)
+    assert "ZeroDivisionError: integer division or modulo by zero (test_machines.py, line " in str(
+        failed.value
+    )
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)

@@ -12,7 +12,7 @@ from dying_workers import die, die_once, wrong
 from typer.testing import CliRunner
 
 from kvsim.cli import app
-from kvsim.cli.simulate import counted
+from kvsim.cli.terminal import counted
 from kvsim.errors import CacheUsageError, ModelError
 from kvsim.models.gguf_metadata import read_header
 from kvsim.spread import SpreadError, over_processes
