@@ -11,10 +11,14 @@
 PYTHON ?= python3
 JOBS   ?= 2
 BIN    := .venv/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 TESTS  ?= tests
 LIVE   ?= --ops 100000 --report build/live.jsonl
 FIND_BROWSER := command -v chromium || command -v chromium-browser || command -v google-chrome
+
+# a module is compiled when it is first imported, and kept, whatever the environment says: most of what is installed
+# never is, and the tests start hundreds of processes
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: app test lint docs bench museum live browser clean
 
@@ -23,7 +27,7 @@ app: .venv/app.done
 
 # two processes want one thread each, or they wait for one another
 test: lint browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		-m "$$({ $(FIND_BROWSER); } >/dev/null || echo 'not browser')" $(TESTS)
 
 lint: .venv/dev.done
@@ -72,7 +76,7 @@ $(BIN)/python:
 	@touch $@
 
 .venv/dev.done: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) --editable '.[dev,engine,llamacpp]'
+	$(PIP) --editable '.[dev,engine,llamacpp,bench,cluster,fuzz]'
 	@touch $@ .venv/app.done
 
 .venv/docs.done: pyproject.toml constraints.txt | $(BIN)/python
