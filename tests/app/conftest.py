@@ -1,4 +1,4 @@
-"""The browser and the app that the browser tests of a file share."""
+"""The app that all browser tests of a process share, and the browser that those of a file share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from player_browser import app, browser, visits
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def url():
     with app() as address:
         yield address

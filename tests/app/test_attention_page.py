@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from player_browser import app, browser, new_page
 from streamlit.testing.v1 import AppTest
 
 from app import recordings
@@ -251,26 +250,22 @@ def test_a_file_that_is_no_model_is_told(tmp_path) -> None:
 
 
 @pytest.mark.browser
-def test_rows_are_chosen_by_pointer_and_keys_and_kept_in_the_link() -> None:
-    errors: list[str] = []
-    with app() as url, browser() as opened:
-        page = new_page(opened, errors, viewport={"width": 1280, "height": 900})
-        page.goto(f"{url}/?page=attention&scenario={KV}&at=18&row=9")
-        page.locator(".kva .kv-say", has_text="The token at position 30 of seq 3").wait_for()
-        assert "may attend to 31 of 256 cells: positions 0–30" in page.locator(".kva .kv-say").inner_text()
-        side = page.locator(".kva-side").inner_text()
-        for line in ("empty\n\n174", "another sequence\n\n45", "a later position\n\n6", "no window"):
-            assert line.replace("\n\n", "\n") in side.replace("\n\n", "\n")
-        page.locator(".kva").focus()
-        page.keyboard.press("ArrowUp")
-        page.locator(".kva .kv-say", has_text="position 29 of seq 3").wait_for()
-        page.wait_for_function("new URL(location.href).searchParams.get('row') === '8'")
-        box = page.locator(".kva-grid canvas").nth(1).bounding_box()
-        page.mouse.click(box["x"] + 300, box["y"] + 12)
-        page.locator(".kva .kv-say", has_text="position 21 of seq 3").wait_for()
-        page.mouse.move(box["x"] + 60, box["y"] + 12)
-        page.locator(".kva-side", has_text="for this row").wait_for()
-        page.get_by_role("radio", name="scores").click()
-        page.wait_for_function("new URL(location.href).searchParams.get('mode') === 'scores'")
-        page.locator(".kva .kv-say", has_text="position 21 of seq 3").wait_for()
-    assert errors == []
+def test_rows_are_chosen_by_pointer_and_keys_and_kept_in_the_link(visit) -> None:
+    page = visit(f"?page=attention&scenario={KV}&at=18&row=9", viewport={"width": 1280, "height": 900})
+    page.locator(".kva .kv-say", has_text="The token at position 30 of seq 3").wait_for()
+    assert "may attend to 31 of 256 cells: positions 0–30" in page.locator(".kva .kv-say").inner_text()
+    side = page.locator(".kva-side").inner_text()
+    for line in ("empty\n\n174", "another sequence\n\n45", "a later position\n\n6", "no window"):
+        assert line.replace("\n\n", "\n") in side.replace("\n\n", "\n")
+    page.locator(".kva").focus()
+    page.keyboard.press("ArrowUp")
+    page.locator(".kva .kv-say", has_text="position 29 of seq 3").wait_for()
+    page.wait_for_function("new URL(location.href).searchParams.get('row') === '8'")
+    box = page.locator(".kva-grid canvas").nth(1).bounding_box()
+    page.mouse.click(box["x"] + 300, box["y"] + 12)
+    page.locator(".kva .kv-say", has_text="position 21 of seq 3").wait_for()
+    page.mouse.move(box["x"] + 60, box["y"] + 12)
+    page.locator(".kva-side", has_text="for this row").wait_for()
+    page.get_by_role("radio", name="scores").click()
+    page.wait_for_function("new URL(location.href).searchParams.get('mode') === 'scores'")
+    page.locator(".kva .kv-say", has_text="position 21 of seq 3").wait_for()

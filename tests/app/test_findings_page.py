@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from player_browser import app, browser, new_page
 from playwright.sync_api import expect
 from streamlit.testing.v1 import AppTest
 
@@ -139,27 +138,23 @@ def test_what_is_pasted_is_shown_as_text() -> None:
 
 
 @pytest.mark.browser
-def test_findings_and_explanations_in_a_browser() -> None:
-    errors: list[str] = []
-    with app() as url, browser() as opened:
-        page = new_page(opened, errors)
-        page.goto(f"{url}/?page=findings&hazard=shift-moves-other-owners")
-        page.locator(".kv-stage-hazards .kv-hazard").wait_for()
-        page.get_by_role("button", name="One step back").click()
-        page.wait_for_function("new URL(location.href).searchParams.get('at') === '1'")
-        page.reload()
-        page.locator(".kv-number", has_text="1").wait_for()
-        page.get_by_role("button", name="heads exchanged", exact=False).click()
-        page.get_by_role("heading", name="Heads exchanged").wait_for()
-        page.wait_for_function("new URL(location.href).searchParams.get('hazard') === 'heads-exchanged'")
-        page.goto(f"{url}/?page=explanations")
-        box = page.get_by_label("A message of llama.cpp, or lines of a log")
-        box.fill("common_init: n_ctx is not divisible by n_seq_max - rounding down to 512")
-        page.get_by_role("button", name="Explain").click()
-        page.get_by_role("heading", name="Context rounded").wait_for()
-        page.locator(".kv-say").wait_for()
-        page.wait_for_function("new URL(location.href).searchParams.get('id') === 'context-rounded'")
-        page.reload()
-        page.get_by_role("heading", name="Context rounded").wait_for()
-        expect(box).to_have_value(re.compile("^common_init: n_ctx is not divisible"), timeout=90_000)
-    assert errors == []
+def test_findings_and_explanations_in_a_browser(visit, url) -> None:
+    page = visit("?page=findings&hazard=shift-moves-other-owners")
+    page.locator(".kv-stage-hazards .kv-hazard").wait_for()
+    page.get_by_role("button", name="One step back").click()
+    page.wait_for_function("new URL(location.href).searchParams.get('at') === '1'")
+    page.reload()
+    page.locator(".kv-number", has_text="1").wait_for()
+    page.get_by_role("button", name="heads exchanged", exact=False).click()
+    page.get_by_role("heading", name="Heads exchanged").wait_for()
+    page.wait_for_function("new URL(location.href).searchParams.get('hazard') === 'heads-exchanged'")
+    page.goto(f"{url}/?page=explanations")
+    box = page.get_by_label("A message of llama.cpp, or lines of a log")
+    box.fill("common_init: n_ctx is not divisible by n_seq_max - rounding down to 512")
+    page.get_by_role("button", name="Explain").click()
+    page.get_by_role("heading", name="Context rounded").wait_for()
+    page.locator(".kv-say").wait_for()
+    page.wait_for_function("new URL(location.href).searchParams.get('id') === 'context-rounded'")
+    page.reload()
+    page.get_by_role("heading", name="Context rounded").wait_for()
+    expect(box).to_have_value(re.compile("^common_init: n_ctx is not divisible"), timeout=90_000)

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from player_browser import app, browser, new_page
 from streamlit.testing.v1 import AppTest
 
 from app import recordings
@@ -198,21 +197,17 @@ def test_layers_in_words() -> None:
 
 
 @pytest.mark.browser
-def test_a_configuration_is_chosen_and_its_link_restored(tmp_path) -> None:
+def test_a_configuration_is_chosen_and_its_link_restored(visit, tmp_path) -> None:
     write_tiny("gemma3", tmp_path / "my.gguf")
-    errors: list[str] = []
-    with app() as url, browser() as opened:
-        page = new_page(opened, errors)
-        page.goto(f"{url}/?page=memory&model=gemma3-12b&n_seq_max=4")
-        page.locator(".kvm-total b", has_text="3.41 GiB").wait_for()
-        page.get_by_role("radio", name="swa_full").click()
-        page.locator(".kvm-total b", has_text="12.0 GiB").wait_for()
-        page.wait_for_function("new URL(location.href).searchParams.get('swa_full') === '1'")
-        page.reload()
-        page.locator(".kvm-total b", has_text="12.0 GiB").wait_for()
-        page.get_by_text("Read a GGUF header").click()
-        page.locator("input[type=file]").set_input_files(tmp_path / "my.gguf")
-        page.get_by_text("my.gguf: gemma3, 2 layers").wait_for()
-        page.locator(".kvm-fail").first.click()
-        page.locator(".kv-sentence.kv-failed").wait_for()
-    assert errors == []
+    page = visit("?page=memory&model=gemma3-12b&n_seq_max=4")
+    page.locator(".kvm-total b", has_text="3.41 GiB").wait_for()
+    page.get_by_role("radio", name="swa_full").click()
+    page.locator(".kvm-total b", has_text="12.0 GiB").wait_for()
+    page.wait_for_function("new URL(location.href).searchParams.get('swa_full') === '1'")
+    page.reload()
+    page.locator(".kvm-total b", has_text="12.0 GiB").wait_for()
+    page.get_by_text("Read a GGUF header").click()
+    page.locator("input[type=file]").set_input_files(tmp_path / "my.gguf")
+    page.get_by_text("my.gguf: gemma3, 2 layers").wait_for()
+    page.locator(".kvm-fail").first.click()
+    page.locator(".kv-sentence.kv-failed").wait_for()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from player_browser import app, browser, new_page
 from streamlit.testing.v1 import AppTest
 
 from app import logs
@@ -206,42 +205,39 @@ def test_a_message_of_an_unknown_kind_is_played_without_a_meaning() -> None:
 
 
 @pytest.mark.browser
-def test_a_log_in_the_browser() -> None:
+def test_a_log_in_the_browser(visit) -> None:
     """Uploaded, its messages found with a key and explained; pasted, with markup that stays text."""
-    errors: list[str] = []
-    with app() as url, browser() as one:
-        page = new_page(one, errors)
-        page.goto(f"{url}/?scenario=")
-        page.get_by_text("Open a recording").wait_for()
-        page.get_by_test_id("stPopoverButton").click()
-        page.locator("input[type=file]").set_input_files(
-            {"name": "server.log", "mimeType": "text/plain", "buffer": log_of("gemma3-debug1")}
-        )
-        page.locator(".kv-say", has_text="A log of llama.cpp").wait_for()
-        page.get_by_text("log: counts and positions, no cells").wait_for()
-        page.keyboard.press("Escape")
-        page.locator(".kv").press("]")
-        page.locator(".kv-say", has_text="purging positions [0, 7] of sequence 0").wait_for()
-        assert page.locator(".kv-number").inner_text() == "22"
-        meaning = page.locator(".kv-inspector .kv-meaning").inner_text()
-        entry = explanation_by_id("purged")
-        assert meaning.split("\n\n") == [
-            f"Cause: {entry.cause}", f"To see it: {entry.see}", f"What to do: {entry.remedy}",
-        ]  # fmt: skip
-        lane = page.locator(".kv-lane").first
-        assert lane.get_attribute("class").split()[-1] == "kv-unseen"
-        assert "the log does not show which cells" in lane.inner_text()
-        assert page.locator(".kv-rulers").get_attribute("aria-label") == "seq 0: 0–159; seq 1: 0–71"
+    page = visit("?scenario=")
+    page.get_by_text("Open a recording").wait_for()
+    page.get_by_test_id("stPopoverButton").click()
+    page.locator("input[type=file]").set_input_files(
+        {"name": "server.log", "mimeType": "text/plain", "buffer": log_of("gemma3-debug1")}
+    )
+    page.locator(".kv-say", has_text="A log of llama.cpp").wait_for()
+    page.get_by_text("log: counts and positions, no cells").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".kv").press("]")
+    page.locator(".kv-say", has_text="purging positions [0, 7] of sequence 0").wait_for()
+    assert page.locator(".kv-number").inner_text() == "22"
+    meaning = page.locator(".kv-inspector .kv-meaning").inner_text()
+    entry = explanation_by_id("purged")
+    assert meaning.split("\n\n") == [
+        f"Cause: {entry.cause}", f"To see it: {entry.see}", f"What to do: {entry.remedy}",
+    ]  # fmt: skip
+    lane = page.locator(".kv-lane").first
+    assert lane.get_attribute("class").split()[-1] == "kv-unseen"
+    assert "the log does not show which cells" in lane.inner_text()
+    assert page.locator(".kv-rulers").get_attribute("aria-label") == "seq 0: 0–159; seq 1: 0–71"
 
-        page.get_by_test_id("stPopoverButton").click()
-        evil = "decode: failed to find a memory slot for batch of size 9 <img src=x onerror=alert(1)><b>bold</b>\n"
-        page.get_by_role("textbox", name="Or paste a log").fill(log_of("llama-debug3").decode() + evil)
-        page.get_by_role("button", name="Open what was pasted").click()
-        page.locator(".kv-say", has_text="kv with 256 cells").wait_for()
-        page.keyboard.press("Escape")
-        page.locator(".kv").press("[")
-        page.locator(".kv").press("End")
-        page.locator(".kv-say", has_text="<img src=x onerror=alert(1)><b>bold</b>").wait_for()
-        assert page.locator(".kv img, .kv-say b").count() == 0
-        page.context.close()
-    assert errors == []
+    page.get_by_test_id("stPopoverButton").click()
+    evil = (
+        "decode: failed to find a memory slot for batch of size 9 <img src=x onerror=alert(1)><b>bold</b>\n"
+    )
+    page.get_by_role("textbox", name="Or paste a log").fill(log_of("llama-debug3").decode() + evil)
+    page.get_by_role("button", name="Open what was pasted").click()
+    page.locator(".kv-say", has_text="kv with 256 cells").wait_for()
+    page.keyboard.press("Escape")
+    page.locator(".kv").press("[")
+    page.locator(".kv").press("End")
+    page.locator(".kv-say", has_text="<img src=x onerror=alert(1)><b>bold</b>").wait_for()
+    assert page.locator(".kv img, .kv-say b").count() == 0
