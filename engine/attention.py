@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.kv_view import KVView
 from engine.rope import hadamard
 from engine.store import owner_layer
+from engine.sync import read_back, upload
 
 
 def attend(
@@ -47,9 +48,9 @@ def attend_numbers(
     view: KVView, il: int, q: NDArray[np.float32], *, scale: float, n_latent: int = 0
 ) -> NDArray[np.float32]:
     """As :func:`attend` under the view's own mask, for queries that are not on the device; nor is the result."""
-    queries = torch.from_numpy(q).to(view.cache.device)
+    queries = upload(q, view.cache.device, torch.float32)
     read = attend(view, il, queries, view.mask(), scale=scale, n_latent=n_latent)
-    return np.asarray(read.cpu().numpy(), np.float32)
+    return read_back(read).astype(np.float32, copy=False)
 
 
 def attend_selected(

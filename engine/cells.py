@@ -22,6 +22,7 @@ from torch import Tensor
 
 from engine.index import MinusOne
 from engine.rows import KEPT, POS, SHIFT, TOK, WORD, WORD_BITS, X, Y, signed_bit
+from engine.sync import upload
 from kvsim.memory import MAX_SEQ, POS_INF
 
 __all__ = ["KEPT", "POS", "SHIFT", "TOK", "Cells", "X", "Y"]
@@ -38,7 +39,7 @@ class Cells:
         self.n_stream, self.size, self.device = n_stream, size, device
         self.planes = torch.empty(6, n_stream, size, dtype=torch.int32, device=device)
         self.seq = torch.zeros(1, n_stream, size, dtype=WORD, device=device)
-        self.empty = torch.tensor(EMPTY, dtype=torch.int32, device=device)[:, None]
+        self.empty = upload(EMPTY, device, torch.int32)[:, None]
         self.index = torch.arange(size, device=device)
         self.streams = torch.arange(n_stream, device=device)
         self.true = torch.ones((), dtype=torch.bool, device=device)
@@ -102,6 +103,13 @@ class Cells:
         return self.minus_one
 
     # -- reading -------------------------------------------------------------------------------
+
+    def streams_at(self, strm: tuple[int, ...]) -> slice | Tensor:
+        """Some streams as an index: mostly they are one run."""
+        first = strm[0]
+        if strm == tuple(range(first, first + len(strm))):
+            return slice(first, first + len(strm))
+        return torch.cat([self.streams[s : s + 1] for s in strm])
 
     def reach(self, stream: int) -> int:
         """Cells that operations on a stream look at: with cells at position -1 any may have an owner."""

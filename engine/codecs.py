@@ -66,7 +66,10 @@ def _half_bytes(d: Tensor) -> Tensor:
 
 
 def _encode_q8_0(x: Tensor) -> Tensor:
-    d = x.abs().amax(-1, keepdim=True) / 127
+    """The divisor is a tensor because CUDA multiplies by the inverse of a plain number, which is a last bit
+    off."""
+    largest = x.abs().amax(-1, keepdim=True)
+    d = largest / largest.new_full((), 127)
     q = torch.round(x * _inverse(d)).to(torch.int8)
     return torch.cat([_half_bytes(d), q.view(torch.uint8)], -1)
 

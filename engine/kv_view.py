@@ -30,10 +30,7 @@ class KVView(AttentionView):
     @property
     def streams(self) -> slice | Tensor:
         """The streams as an index."""
-        strm = self.slot.strm
-        if strm == tuple(range(strm[0], strm[0] + len(strm))):
-            return slice(strm[0], strm[0] + len(strm))
-        return upload(strm, self.cache.device)
+        return self.cache.table.streams_at(self.slot.strm)
 
     def k_idxs(self) -> Tensor:
         """Destination row of each token, over all streams: ``stream * size + cell``."""

@@ -61,13 +61,12 @@ class PoolLayout:
         self.count = valid.sum(1)
         self._find_pools(valid)
         owners = _owner_counts(cache)
+        no = torch.zeros((), dtype=torch.bool, device=cache.device)
         shared = []
         for i, s in enumerate(self.ids):
-            kept, was_shared = (
-                self._kept(i, old[s], valid[i]) if s in old and stale[s] == CLEAN else (0, False)
-            )
+            kept, was_shared = self._kept(i, old[s], valid[i]) if s in old and stale[s] == CLEAN else (0, no)
             if cache.n_stream > 1:
-                shared.append(torch.as_tensor(was_shared, device=cache.device))
+                shared.append(was_shared)
                 continue
             rank = torch.arange(valid.shape[1], device=cache.device)
             fresh = valid[i] & (rank >= kept)

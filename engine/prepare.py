@@ -112,7 +112,7 @@ class SlotSearch:
     def _search(self, strm: tuple[int, ...], n: int, hi: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The next ``n`` cells from the head on, in each stream. No used cell is at or after ``hi``, and the
         cells before it are enough unless the cache is."""
-        cache, table, where = self.cache, self.table, self._where(strm)
+        cache, table, where = self.cache, self.table, self.table.streams_at(strm)
         pos = table.planes[POS, where, :hi]
         usable = pos == -1
         if cache.windowed:
@@ -143,13 +143,6 @@ class SlotSearch:
             }
         return flat.flatten(), asked
 
-    def _where(self, strm: tuple[int, ...]) -> slice | Tensor:
-        """Streams as an index: mostly one run of them."""
-        first = strm[0]
-        if strm == tuple(range(first, first + len(strm))):
-            return slice(first, first + len(strm))
-        return torch.cat([self.table.streams[s : s + 1] for s in strm])
-
     def _passed(self, strm: tuple[int, ...], where: slice | Tensor, pos: Tensor) -> Tensor:
         """Cells of one owner alone that its window has passed, as seen from its next token."""
         spec, table, hi = self.cache.spec, self.table, pos.shape[1]
@@ -175,7 +168,7 @@ class SlotSearch:
 
     def _used_max(self, strm: tuple[int, ...], hi: int, flat: Tensor) -> Tensor:
         """One past the last used cell of each stream, once this ubatch is placed."""
-        used = self.table.used(self._where(strm), hi)
+        used = self.table.used(self.table.streams_at(strm), hi)
         last = torch.where(used, self.table.index[:hi] + 1, 0).amax(1)
         if self.trial:
             return last

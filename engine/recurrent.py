@@ -189,7 +189,8 @@ class RecurrentMemory(Leaf):
         if not 0 <= seq < self.size:
             return -1
         if seq not in self._known:
-            pos, tail = read_back(self.cells.columns[[POS, TAIL]])
+            columns = read_back(self.cells.columns)
+            pos, tail = columns[POS], columns[TAIL]
             self._known = {s: int(pos[cell]) if cell >= 0 else -1 for s, cell in enumerate(tail.tolist())}
         return self._known[seq]
 

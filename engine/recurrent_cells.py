@@ -31,7 +31,7 @@ class StateCells:
         self.size, self.device = size, device
         self.columns = torch.full((4, size), -1, dtype=torch.int32, device=device)
         self.owners = torch.zeros(-(-size // WORD_BITS), size, dtype=WORD, device=device)
-        self.counters = torch.tensor([0, 0, 0, -1], device=device)
+        self.counters = upload([0, 0, 0, -1], device)
         self.index = torch.arange(size, device=device)
 
     def save(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from engine.sync import upload
 from kvsim.errors import CacheUsageError
 from kvsim.tensors.rope import Rope
 
@@ -20,9 +21,9 @@ from kvsim.tensors.rope import Rope
 def frequencies(rope: Rope, device: torch.device) -> Tensor:
     """Angle of each pair per position, ``float64[n_rot / 2]``."""
     pair = torch.arange(rope.n_rot // 2, dtype=torch.float64, device=device)
-    full = torch.pow(torch.tensor(rope.base, dtype=torch.float64, device=device), -2 * pair / rope.n_rot)
+    full = torch.pow(rope.base, -2 * pair / rope.n_rot)
     if rope.factors is not None:
-        full = full / torch.tensor(rope.factors, dtype=torch.float64, device=device)
+        full = full / upload(rope.factors, device, torch.float64)
     scaled = full * rope.scale
     if not rope.ext_factor:
         return scaled
@@ -50,7 +51,7 @@ def sections(rope: Rope, device: torch.device) -> Tensor:
             dealt.append(axis if at < 3 * rope.sections[axis] else 3)
         else:
             dealt.append(0 if at < t else 1 if at < t + y else 2 if at < t + y + x else 3)
-    return torch.tensor(dealt, device=device)
+    return upload(dealt, device)
 
 
 def turn(x: Tensor, pos: Tensor, rope: Rope) -> Tensor:

@@ -27,27 +27,50 @@ class _NoWaiting(TorchDispatchMode):
 
 @contextmanager
 def at_most_read_backs(allowed: int, device: str) -> Iterator[None]:
-    """Fail if the block reads back more often, or past :func:`engine.sync.read_back`."""
-    real = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__")}
+    """Fail if the block reads back more often, or past :func:`engine.sync.read_back`. On a GPU torch raises
+    at everything else for which the host would wait."""
+    names = ("tolist", "numpy", "__array__", *(["cpu"] if device == "cuda" else []))
+    real = {name: getattr(torch.Tensor, name) for name in names}
 
     def guarded(name: str) -> Any:
         def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             assert sync.ReadBacks.inside, f"Tensor.{name} looks at values past engine.sync.read_back"
-            return real[name](self, *args, **kwargs)
+            with torch_lets_it_wait(device):
+                return real[name](self, *args, **kwargs)
 
         return method
 
-    if device == "cuda" and not allowed:
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
     for name in real:
         setattr(torch.Tensor, name, guarded(name))
     try:
-        with sync.counting() as counted, _NoWaiting():
+        with torch_raises_at_waiting(device), sync.counting() as counted, _NoWaiting():
             yield
     finally:
         for name, method in real.items():
             setattr(torch.Tensor, name, method)
-        if device == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
     assert counted[0] <= allowed, f"{counted[0]} read-backs, {allowed} allowed"
+
+
+@contextmanager
+def torch_raises_at_waiting(device: str) -> Iterator[None]:
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@contextmanager
+def torch_lets_it_wait(device: str) -> Iterator[None]:
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("error")

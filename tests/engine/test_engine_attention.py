@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_recordings import DEVICES, traces
+from engine_recordings import traces
 
 from engine import EngineFactory, attention, indexer
 from engine.kv_view import KVView as EngineView
@@ -49,7 +49,6 @@ def decoded(header: object, device: str) -> tuple[dict[str, object], dict[str, o
     return ours, reference
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["kv", "iswa", "hybrid"])
 def test_attention_equals_the_reference_over_the_same_rows(kind: str, device: str) -> None:
     rng = np.random.default_rng(3)
@@ -107,7 +106,6 @@ def reference_result(view: KVView, layer: object, q: np.ndarray, mask: np.ndarra
     return hadamard(out, spec.n_rot_v) if spec.n_rot_v else out
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("path", sorted(GOLDENS.glob("*.npz")), ids=lambda path: path.stem)
 def test_recorded_results_within_the_error_of_exact_attention(path: Path, device: str) -> None:
     """The error that the recordings' README states for exact attention over the stored rows, by type; flash
@@ -147,7 +145,6 @@ def recorded_attention(arrays: Any, prefix: str, meta: Any, device: str) -> np.n
     return np.concatenate(outs)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_gathered_cells_give_what_the_dense_mask_gives(device: str) -> None:
     """The lightning indexer's selection, once as a mask over all cells, once read alone."""
     torch.manual_seed(4)
@@ -170,7 +167,6 @@ def test_gathered_cells_give_what_the_dense_mask_gives(device: str) -> None:
     assert torch.allclose(dense[0].transpose(0, 1), sparse, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_gathered_blocks_give_what_the_dense_mask_gives(device: str) -> None:
     """Blocks of positions, chosen per group of heads, whose cells lie anywhere."""
     torch.manual_seed(5)

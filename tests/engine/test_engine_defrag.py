@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_recordings import DEVICES, traces
+from engine_recordings import traces
 from test_engine_rows import assert_equal_rows, fill
 
 from engine import EngineFactory
@@ -22,7 +22,6 @@ def pair(header: object, device: str, defrag: Defrag) -> tuple[Context, Context]
 
 
 @pytest.mark.parametrize("max_nodes", [8192, 50])
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["kv", "iswa", "msa", "dsa", "dsa_iswa", "hybrid_idx"])
 def test_cells_and_rows_move_as_in_the_reference(kind: str, device: str, max_nodes: int) -> None:
     """Holes of all lengths; with few graph nodes the plan stops in the middle."""

@@ -4,9 +4,8 @@ reference."""
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
-from engine_recordings import DEVICES, traces
+from engine_recordings import traces
 
 from engine import EngineFactory, kpool
 from engine.pool_layout import PoolView
@@ -38,10 +37,9 @@ class Watching:
         return np.zeros((ubatch.n_tokens, 1), np.float32)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_pool_inputs_equal_the_reference(device: str) -> None:
     n_compared = 0
-    for trace in traces("hybrid_idx"):
+    for trace in traces("hybrid_idx", device):
         replayers = []
         for leaves in (EngineFactory(device=device), None):
             context = context_of(trace.header, leaves)
@@ -58,7 +56,7 @@ def test_pool_inputs_equal_the_reference(device: str) -> None:
                 n_compared += 1
             for replayer in replayers:
                 replayer.context.network.seen.clear()
-    assert n_compared > 500
+    assert n_compared > 100
 
 
 def test_pooled_keys_and_the_selection_equal_the_reference() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from engine_recordings import DEVICES, KINDS, traces
+from engine_recordings import KINDS, traces
 
 from engine import EngineFactory
 from kvsim.batch import Batch
@@ -64,7 +64,6 @@ def assert_equal_rows(ours: Context, reference: Context, what: str) -> None:
                 assert np.array_equal(raw, slab), f"{what}: rows of {name}, layer {il}"
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_saved_states_have_the_same_bytes_and_come_back_alike(kind: str, device: str) -> None:
     """Sequence states, whole states, rollback states, with rows; restored into another sequence."""
@@ -94,7 +93,6 @@ def shiftable(context: Context) -> bool:
     return context.memory.can_shift and context.model.n_pos_per_embd == 1 and turned
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["kv", "iswa", "msa", "dsa", "dsa_iswa", "hybrid_idx"])
 def test_stream_copies_and_shifts_leave_the_same_rows(kind: str, device: str) -> None:
     """Quantised keys equal byte for byte; of floats turned in float32 the last bit may differ."""

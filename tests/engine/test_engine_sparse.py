@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from engine_recordings import DEVICES, traces
+from engine_recordings import traces
 from torch import Tensor
 
 from engine import EngineFactory, attention, indexer
@@ -111,13 +111,12 @@ def by_blocks(main: KVView, index: KVView, visible: Tensor) -> tuple[Tensor, Ten
     return torch.cat(rows), torch.cat(counts), torch.cat(masks, 1)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("kind", "select"), [("dsa", by_lightning), ("msa", by_blocks)])
 def test_selected_cells_of_a_cache_give_what_its_dense_mask_gives(
     kind: str, select: Callable[..., tuple[Tensor, Tensor, Tensor]], device: str
 ) -> None:
     n_compared = n_left_out = 0
-    for trace in traces(kind):
+    for trace in traces(kind, device):
         context = context_of(trace.header, EngineFactory(data=True, device=device))
         if kind == "msa" and not context.memory.base.block_indexed:
             continue  # dense, without blocks
@@ -129,5 +128,5 @@ def test_selected_cells_of_a_cache_give_what_its_dense_mask_gives(
         assert network.worst < 2e-3, str(trace.path)
         n_compared += network.n_compared
         n_left_out += network.n_left_out
-    assert n_compared > 100
-    assert n_left_out > 1000
+    assert n_compared > 40
+    assert n_left_out > 400

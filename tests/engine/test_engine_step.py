@@ -2,70 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
-from engine_recordings import DEVICES, traces
+from engine_recordings import traces
 from no_waiting import at_most_read_backs
+from torch import Tensor
 
-from engine import EngineFactory
+from engine import EngineFactory, KVCache
 from engine.attention import attend
 from engine.kv_view import KVView
 from engine.step import RepeatedStep
 from kvsim.batch import Batch
 from kvsim.context import Context
 from kvsim.errors import CacheUsageError
+from kvsim.memory import BatchContext
 from kvsim.replay import context_of
 
 
-def prepared_slot(context: Context) -> object:
-    context.allocator.init(Batch.tokens_of(0, [1]), context.memory)
-    prepared = context.memory.init_batch(context.allocator, 1)
-    return prepared._slots["kv"][0], prepared
+def prepare(context: Context, seqs: Sequence[int]) -> BatchContext:
+    """One more token of each of some sequences."""
+    batch = Batch.joined(*(Batch.tokens_of(seq, [1]) for seq in seqs))
+    context.allocator.init(batch, context.memory)
+    return context.memory.init_batch(context.allocator, len(seqs))
 
 
-def started(device: str) -> Context:
-    trace = next(t for t in traces("kv") if t.header.config["params"]["kv_unified"])
-    context = context_of(trace.header, EngineFactory(data=True, device=device))
-    assert context.decode(Batch.tokens_of(0, list(range(5)), 0)) == 0
+def started(kind: str, unified: bool, n_seqs: int, device: str) -> Context:
+    """A context in which sequences have five tokens each."""
+    headers = [trace.header for trace in traces(kind)]
+    header = next(h for h in headers if h.config["params"]["kv_unified"] is unified and h.n_seq_max >= n_seqs)
+    context = context_of(header, EngineFactory(data=True, device=device))
+    for seq in range(n_seqs):
+        assert context.decode(Batch.tokens_of(seq, list(range(5)), 0)) == 0
     return context
 
 
-def make_compute(context: Context, device: str):
-    cache = context.memory
+def make_compute(cache: KVCache, n: int, device: str) -> Callable[[KVView], Tensor]:
+    """Store rows of ``n`` tokens and attend."""
     layer = cache.spec.layers[0]
     torch.manual_seed(1)
-    q = torch.randn(1, 2 * layer.n_head_kv, layer.n_embd_head_k, device=device)
-    k, v = torch.randn(1, layer.n_embd_k, device=device), torch.randn(1, layer.n_embd_v, device=device)
+    q = torch.randn(n, 2 * layer.n_head_kv, layer.n_embd_head_k, device=device)
+    k = torch.randn(n, layer.n_embd_k, device=device)
+    v = None if layer.v is None else torch.randn(n, layer.n_embd_v, device=device)
 
-    def compute(view: KVView) -> torch.Tensor:
+    def compute(view: KVView) -> Tensor:
         view.cache.store.append(layer.il, view.k_idxs(), k, v)
-        return attend(view, layer.il, q, view.mask(), scale=0.3)
+        return attend(view, layer.il, q, view.mask(), scale=0.3, n_latent=0 if v is not None else 8)
 
     return compute
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_repeated_step_reads_nothing_back_and_equals_single_calls(device: str) -> None:
-    repeated, single = started(device), started(device)
-    compute = make_compute(repeated, device)
-    step = RepeatedStep(repeated.memory, compute)
-    for n in range(6):
-        slot, _ = prepared_slot(repeated)
-        with at_most_read_backs(0, device if n > 1 else "cpu"):  # the second call captures
-            out = step(slot)
-        _, prepared = prepared_slot(single)
-        prepared.apply()
-        assert torch.allclose(out, compute(prepared.views["kv"]), atol=1e-6)
-        repeated.memory.check_integrity()
-    assert repeated.memory.snapshot() == single.memory.snapshot()
+@pytest.mark.parametrize(
+    ("kind", "unified", "seqs"),
+    [
+        ("kv", True, [0]),
+        ("kv", True, [0, 1]),
+        ("kv", False, [1, 2]),
+        ("iswa", True, [0]),
+        ("iswa", False, [0, 1]),
+        ("msa", False, [0]),
+        ("dsa", True, [0]),
+        ("dsa_iswa", True, [0]),
+    ],
+)
+def test_a_repeated_step_reads_nothing_back_and_equals_single_calls(
+    kind: str, unified: bool, seqs: list[int], device: str
+) -> None:
+    """The first call runs, the second captures, the others are replays: of every attention cache of a memory."""
+    repeated, single = (started(kind, unified, max(seqs) + 1, device) for _ in range(2))
+    caches = {name: leaf for name, leaf in repeated.memory.leaves().items() if isinstance(leaf, KVCache)}
+    computes = {name: make_compute(cache, len(seqs), device) for name, cache in caches.items()}
+    steps = {name: RepeatedStep(cache, computes[name]) for name, cache in caches.items()}
+    for n in range(5):
+        ours, theirs = prepare(repeated, seqs), prepare(single, seqs)
+        theirs.apply()
+        for name in caches:
+            with at_most_read_backs(0, device if n != 1 else "cpu"):
+                out = steps[name](ours._slots[name][0])
+            assert torch.allclose(out, computes[name](theirs.views[name]), atol=1e-6), f"{name}, step {n}"
+    for name, cache in caches.items():
+        cache.check_integrity()
+        assert cache.same_cells(single.memory.leaves()[name])
 
 
-def test_a_step_refuses_other_shapes() -> None:
-    context = started("cpu")
-    step = RepeatedStep(context.memory, make_compute(context, "cpu"))
-    slot, _ = prepared_slot(context)
-    step(slot)
-    context.allocator.init(Batch.tokens_of(0, [1, 2]), context.memory)
-    prepared = context.memory.init_batch(context.allocator, 2)
+def test_a_step_refuses_other_shapes(device: str) -> None:
+    context = started("kv", True, 1, device)
+    step = RepeatedStep(context.memory, make_compute(context.memory, 1, device))
+    step(prepare(context, [0])._slots["kv"][0])
     with pytest.raises(CacheUsageError, match="make another one"):
-        step(prepared._slots["kv"][0])
+        step(prepare(context, [0, 0])._slots["kv"][0])

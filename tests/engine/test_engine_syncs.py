@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_recordings import DEVICES, KINDS, traces
+from engine_recordings import KINDS, traces
 from no_waiting import at_most_read_backs
 
 from engine import EngineFactory, sync
@@ -30,7 +30,6 @@ def contexts(kind: str, device: str) -> list[Context]:
     return made
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_is_prepared_with_one_read_back_and_applied_with_none(kind: str, device: str) -> None:
     for context in contexts(kind, device):
@@ -53,7 +52,6 @@ def test_a_batch_is_prepared_with_one_read_back_and_applied_with_none(kind: str,
             memory.check_integrity()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hybrid_idx"])
 def test_the_shapes_of_a_graph_are_known_on_the_host(kind: str, device: str) -> None:
     """But for pools, whose number only the cells know: those ask once per ubatch."""
@@ -66,27 +64,27 @@ def test_the_shapes_of_a_graph_are_known_on_the_host(kind: str, device: str) -> 
         assert any(shapes)
 
 
-def test_pools_ask_once_per_ubatch() -> None:
-    for context in contexts("hybrid_idx", "cpu"):
+def test_pools_ask_once_per_ubatch(device: str) -> None:
+    for context in contexts("hybrid_idx", device):
         context.allocator.init(Batch.tokens_of(0, [1]), context.memory)
         prepared = context.memory.init_batch(context.allocator, context.resolved.n_ubatch)
         prepared.apply()
-        with at_most_read_backs(1, "cpu"):
+        with at_most_read_backs(1, device):
             for view in prepared.views.values():
                 view.reuse_key()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_cache_is_refused_with_one_read_back_per_split(kind: str) -> None:
+def test_a_full_cache_is_refused_with_one_read_back_per_split(kind: str, device: str) -> None:
     """The four numbers of the refusal come with it. A unified window pair tries two splits."""
-    for context in contexts(kind, "cpu"):
+    for context in contexts(kind, device):
         if kind in ("recurrent", "dsv4"):
             continue  # the first has room for every sequence; the second refuses what has gaps
         while context.decode(Batch.tokens_of(0, [0] * min(16, context.resolved.n_batch))) == 0:
             pass
         context.allocator.init(Batch.tokens_of(0, [0] * min(16, context.resolved.n_batch)), context.memory)
         n_splits = len(list(context.memory.splits(context.allocator, 1, False))) if kind != "kv" else 1
-        with at_most_read_backs(n_splits, "cpu"):
+        with at_most_read_backs(n_splits, device):
             prepared = context.memory.init_batch(context.allocator, context.resolved.n_ubatch)
         assert prepared.status is MemoryStatus.FAILED_PREPARE
         assert prepared.failure is not None
@@ -94,12 +92,12 @@ def test_a_full_cache_is_refused_with_one_read_back_per_split(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sequence_operations_ask_nothing(kind: str) -> None:
+def test_sequence_operations_ask_nothing(kind: str, device: str) -> None:
     """Shifts, copies, removals are masks; only a rollback of a recurrent state has to be granted, and pools
     ask whether they share cells and where a sequence begins."""
-    for context in contexts(kind, "cpu"):
+    for context in contexts(kind, device):
         memory = context.memory
-        with at_most_read_backs(2 if kind == "hybrid_idx" else 0, "cpu"):
+        with at_most_read_backs(2 if kind == "hybrid_idx" else 0, device):
             memory.seq_rm(0, 0, -1)
             memory.seq_keep(0)
             if kind != "dsv4" and context.model.n_pos_per_embd == 1:

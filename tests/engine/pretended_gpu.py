@@ -1,0 +1,351 @@
+"""A CUDA device that is not there: tensors that say they are on ``cuda:0``, whose values lie in host memory.
+
+Everything the engine does on a GPU is done, with right values, and refused where a GPU or torch would refuse
+it: host and device tensors in one operator, values looked at from the host. What makes the host wait is
+allowed inside :mod:`engine.sync` alone. A captured graph is a list of operators that a replay performs again:
+what a capture must not do raises, and what the host knew at capture stays as it was.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+ROOT = Path(__file__).parents[2]
+DOORS = str(ROOT / "engine" / "sync.py")
+OURS = tuple(str(ROOT / room) for room in ("engine/", "kvsim/"))
+TORCH = str(Path(torch.__file__).parent)
+
+CUDA = torch.device("cuda", 0)
+HOST = torch.device("cpu")
+
+WAITS = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal", "is_nonzero", "bincount",
+         "histc", "nonzero_static"}  # fmt: skip
+"""Operators whose result has a shape or a value that the host must know."""
+
+TAKES_HOST_NUMBER = {"where", "masked_fill", "masked_fill_", "fill_", "index_fill", "index_fill_", "index_put",
+                     "index_put_"}  # fmt: skip
+"""Operators beside those on single elements that take a 0-d tensor of the host as a number."""
+
+
+PINNING = {"is_pinned", "_pin_memory", "pin_memory"}
+INDEXING = {"index", "index_put", "index_put_"}
+MASKS = {torch.bool, torch.uint8}
+
+
+class PretendedError(AssertionError):
+    """What a GPU would refuse, or would wait for."""
+
+
+class OnDevice(Tensor):
+    """A tensor on the pretended device; ``kept`` holds its values."""
+
+    kept: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, kept: Tensor) -> OnDevice:
+        made = Tensor._make_wrapper_subclass(
+            cls, kept.size(), strides=kept.stride(), storage_offset=kept.storage_offset(), dtype=kept.dtype,
+            device=CUDA,
+        )  # fmt: skip
+        made.kept = kept
+        return made
+
+    def __repr__(self) -> str:
+        return f"OnDevice({self.kept})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnDevice:
+        return OnDevice(self.kept.clone())
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise PretendedError(f"{func} outside of a block of the pretended device")
+
+
+def kept(values: Any) -> Any:
+    """The same arguments with the values in place of tensors on the device."""
+    if isinstance(values, OnDevice):
+        return values.kept
+    if isinstance(values, list | tuple):
+        return type(values)(map(kept, values))
+    return {key: kept(x) for key, x in values.items()} if isinstance(values, dict) else values
+
+
+def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
+    for x in values:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, list | tuple):
+            yield from tensors_of(x)
+
+
+def is_cuda(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+class Pretending(TorchDispatchMode):
+    """Performs operators; ``tape`` is the list of those captured while a graph is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tape: list[Callable[[], None]] | None = None
+        self._pinned: Tensor | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name, to = func.overloadpacket.__name__, kwargs.get("device")
+        tensors = [*tensors_of(args), *tensors_of(kwargs.values())]
+        on = [t for t in tensors if isinstance(t, OnDevice)]
+        host = [t for t in tensors if not isinstance(t, OnDevice)]
+        if name in PINNING:
+            return self._pin(name, args[0])
+        if not on and not is_cuda(to):
+            return func(*args, **kwargs)
+        if name == "_to_copy" and to is not None and is_cuda(to) != bool(on):
+            return self._transfer(args[0], kwargs)
+        if name == "copy_" and host:
+            self.check_transfer(args[1], non_blocking=args[2:3] == (True,))
+            kept(args[0]).copy_(kept(args[1]))
+            return args[0]
+        if name == "_local_scalar_dense":
+            waits(name)
+            return func(kept(args[0]))
+        self._check(func, name, args, kwargs, host)
+        if to is not None:
+            kwargs["device"] = HOST
+        return self.perform(func, name, args, kwargs, on)
+
+    def _check(self, func: Any, name: str, args: Any, kwargs: Any, host: list[Tensor]) -> None:
+        if name in WAITS or (name == "repeat_interleave" and kwargs.get("output_size") is None):
+            waits(name)
+        if name in INDEXING and any(x is not None and x.dtype in MASKS for x in args[1]):
+            waits(f"{name} with a mask")
+        numbers = torch.Tag.pointwise in func.tags or name in TAKES_HOST_NUMBER
+        for t in host:
+            if not numbers or t.dim() > 0:
+                raise PretendedError(f"{func}: tensors on two devices, one of the host has {tuple(t.shape)}")
+            if self.tape is not None:
+                raise PretendedError(f"{func} takes a tensor of the host in a captured step")
+
+    # -- from and to the host ------------------------------------------------------------------
+
+    def _pin(self, name: str, x: Tensor) -> Any:
+        if name == "is_pinned":
+            return x is self._pinned
+        if self.tape is not None:
+            raise PretendedError("memory is pinned in a captured step")
+        self._pinned = x.clone()
+        return self._pinned
+
+    def _transfer(self, x: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        self.check_transfer(x, bool(kwargs.get("non_blocking")))
+        dtype = kwargs.get("dtype")
+        copy = torch.ops.aten._to_copy.default(kept(x), dtype=dtype)
+        return copy if isinstance(x, OnDevice) else OnDevice(copy)
+
+    def check_transfer(self, source: Tensor, non_blocking: bool) -> None:
+        if self.tape is not None:
+            raise PretendedError("host and device exchange values in a captured step")
+        if isinstance(source, OnDevice):
+            waits("a copy to the host")
+        elif not (non_blocking and source is self._pinned):
+            from_ours("a copy from memory that is not pinned")
+
+    # -- performing ----------------------------------------------------------------------------
+
+    def perform(self, func: Any, name: str, args: Any, kwargs: Any, on: list[OnDevice]) -> Any:
+        """Run on the values; results that are arguments are those arguments again."""
+        run = as_cuda_computes(func, name, kept(args), kept(kwargs))
+        if self.tape is not None and func._schema.is_mutable:
+            self.tape.append(run)
+            return kwargs.get("out", args[0])
+        out = run()
+        if self.tape is not None:
+            self.tape.append(again(run, out))
+        same = {id(t.kept): t for t in on} if func._schema.is_mutable else {}
+        return tree_map_only(Tensor, lambda t: same[id(t)] if id(t) in same else OnDevice(t), out)
+
+    def record(self, function: Callable[..., Any], *args: Any, writes: bool = False) -> Any:
+        """Read or write a part of a tensor; ``args`` are values."""
+        run = partial(function, *args)
+        if self.tape is not None and writes:
+            self.tape.append(run)
+            return None
+        out = run()
+        if self.tape is not None:
+            self.tape.append(again(run, out))
+        return out if out is None else OnDevice(out)
+
+
+def again(run: Callable[[], Any], out: Any) -> Callable[[], None]:
+    """Perform an operator once more and put its results where they were."""
+    into = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+
+    def replay() -> None:
+        for target, fresh in zip(into, [t for t in tree_leaves(run()) if isinstance(t, Tensor)], strict=True):
+            if target.data_ptr() != fresh.data_ptr():
+                target.copy_(fresh)
+
+    return replay
+
+
+def as_cuda_computes(func: Any, name: str, args: Any, kwargs: Any) -> Callable[[], Any]:
+    """CUDA's kernels divide floats by a number of the host by way of its inverse. Of equal values any may be
+    among the largest, of values written to one row any may stay: others here than on a CPU."""
+    x = args[0] if args else None
+    if name in ("div", "div_") and not kwargs and x.is_floating_point() and not isinstance(args[1], Tensor):
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        inverse = (torch.ones((), dtype=wide) / args[1]).item()
+        return partial(x.mul if name == "div" else x.mul_, inverse)
+    if name == "topk":
+        return partial(last_of_equal, *args, **kwargs)
+    if name == "index_copy_":
+        return partial(first_stays, *args)
+    return partial(func, *args, **kwargs)
+
+
+def last_of_equal(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    values, at = x.flip(dim).topk(k, dim, largest, sorted)
+    return values, x.shape[dim] - 1 - at
+
+
+def first_stays(into: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return into.index_copy_(dim, index.flip(0), source.flip(dim))
+
+
+def caller() -> str:
+    """The file of the code that has called torch."""
+    frame = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(TORCH) or frame.f_code.co_filename == __file__
+    ):
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame is not None else ""
+
+
+def waits(what: str) -> None:
+    from_ours(f"{what}, for which the host waits,")
+
+
+def from_ours(what: str) -> None:
+    """Only the tests may do this anywhere; the engine and what works with it has two doors for it."""
+    file = caller()
+    if file.startswith(OURS) and file != DOORS:
+        raise PretendedError(f"{what} in {Path(file).relative_to(ROOT)}, past engine.sync")
+
+
+# -- what torch begins in C++ -----------------------------------------------------------------------
+
+
+LOOKS = (Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__)
+
+
+GUARDED: dict[Any, Callable[..., Any]] = {
+    Tensor.__invert__: torch.bitwise_not,
+    Tensor.contiguous: lambda x: x if x.is_contiguous() else x.clone(memory_format=torch.contiguous_format),
+    Tensor.copy_: torch.ops.aten.copy_.default,
+    Tensor.nonzero: torch.ops.aten.nonzero.default,
+}
+"""Methods that want the device's library before they are operators."""
+
+
+class Beginnings(TorchFunctionMode):
+    """Subscripts of tensors on the device, and tensors made there of numbers of the host."""
+
+    def __init__(self, pretending: Pretending) -> None:
+        super().__init__()
+        self.pretending = pretending
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__getitem__ and isinstance(args[0], OnDevice):
+            self._check_index(args[1])
+            return self.pretending.record(Tensor.__getitem__, *kept(args))
+        if func is Tensor.__setitem__ and isinstance(args[0], OnDevice):
+            self._check_index(args[1])
+            self._check_value(args[2])
+            return self.pretending.record(Tensor.__setitem__, *kept(args), writes=True)
+        kwargs = dict(kwargs or {})
+        if func is Tensor.to:  # which asks the missing library for the index of a device without one
+            args = tuple(CUDA if isinstance(x, str | torch.device) and is_cuda(x) else x for x in args)
+        if func in LOOKS and isinstance(args[0], OnDevice):
+            return func(args[0].cpu())
+        if func in GUARDED and isinstance(args[0], OnDevice):
+            return GUARDED[func](*args, **kwargs)
+        if func in (torch.tensor, torch.as_tensor) and is_cuda(kwargs.get("device")):
+            return func(*args, **{**kwargs, "device": HOST}).to(CUDA)
+        if func is Tensor.new_tensor and isinstance(args[0], OnDevice):
+            return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs}).to(CUDA)
+        return func(*args, **kwargs)
+
+    def _check_index(self, index: Any) -> None:
+        for part in index if isinstance(index, tuple) else (index,):
+            if isinstance(part, OnDevice):
+                if part.dtype in MASKS:
+                    waits("a mask as an index")
+                elif part.dim() == 0:
+                    waits("a number of the device as an index")
+            elif isinstance(part, Tensor | list | np.ndarray):
+                self.pretending.check_transfer(torch.as_tensor(part), non_blocking=False)
+
+    def _check_value(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            if not isinstance(value, OnDevice) and value.dim():
+                self.pretending.check_transfer(value, non_blocking=False)
+        elif not isinstance(value, int | float | bool):
+            self.pretending.check_transfer(torch.as_tensor(value), non_blocking=False)
+
+
+# -- graphs and the block --------------------------------------------------------------------------
+
+
+class Graph:
+    """In place of ``torch.cuda.CUDAGraph``."""
+
+    def __init__(self) -> None:
+        self.tape: list[Callable[[], object]] = []
+
+    def replay(self) -> None:
+        for run in self.tape:
+            run()
+
+
+@contextmanager
+def pretended_gpu() -> Iterator[Pretending]:
+    """Within the block ``device="cuda:0"`` works."""
+    pretending = Pretending()
+
+    @contextmanager
+    def capture(graph: Graph) -> Iterator[None]:
+        pretending.tape = graph.tape
+        try:
+            yield
+        finally:
+            pretending.tape = None
+
+    def nothing(*args: Any) -> None:
+        return None
+
+    only_lifted = torch._C._only_lift_cpu_tensors()
+    with pytest.MonkeyPatch.context() as patch, Beginnings(pretending), pretending:
+        patch.setattr(torch.cuda, "_lazy_init", nothing)
+        patch.setattr(torch.cuda, "CUDAGraph", Graph)
+        patch.setattr(torch.cuda, "graph", capture)
+        patch.setattr(torch.cuda, "device", nullcontext)
+        torch._C._set_only_lift_cpu_tensors(True)
+        try:
+            yield pretending
+        finally:
+            torch._C._set_only_lift_cpu_tensors(only_lifted)
