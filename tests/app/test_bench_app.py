@@ -9,31 +9,35 @@ import pytest
 from typer.testing import CliRunner
 
 from kvsim.bench import app as bench
+from kvsim.bench.browser import Watched
 from kvsim.bench.measure import Row
 from kvsim.cli import app
 
+PAGES = bench.PAGES
+
 
 @pytest.mark.browser
-def test_every_page_is_painted_ready_and_used_beside_a_page_of_streamlit(
+def test_pages_are_painted_ready_and_used_beside_a_page_of_streamlit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(bench, "PAGES", PAGES[1:3])
     rows = list(bench.pages_table(loads=1, acts=2))
     assert [row.name for row in rows] == [
         f"{page}: {what}"
-        for page, act in (
-            ("replay", "a step"),
-            ("playground", "an act"),
-            ("lessons", "a prediction and on"),
-            ("compare", "a step"),
-            ("attention", "another row"),
-            ("memory", "a setting"),
-        )
+        for page, act in (("playground", "an act"), ("lessons", "a prediction and on"))
         for what in ("first paint", "ready", act)
     ]
     assert all(row.seconds > 0 and row.reference and row.reference > 0 for row in rows)
     assert {row.against for row in rows} == {"a page with a button"}
     for i in range(0, len(rows), 3):
         assert rows[i].seconds <= rows[i + 1].seconds  # nothing is ready before something is painted
+
+
+def test_the_pages_of_the_table() -> None:
+    assert [(asked.name, asked.what) for asked in PAGES] == [
+        ("replay", "a step"), ("playground", "an act"), ("lessons", "a prediction and on"),
+        ("compare", "a step"), ("attention", "another row"), ("memory", "a setting"),
+    ]  # fmt: skip
 
 
 def invoke(*line: str):
@@ -64,3 +68,15 @@ def test_the_rows_are_told_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     told = json.loads(invoke("--users", "0", "--json").stdout)
     assert (told["bench"], told["users"], told["told"]) == ("app", 0, [])
     assert told["rows"][0]["ratio"] == 2.0
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("asked", [PAGES[0], *PAGES[3:]], ids=lambda asked: asked.name)
+def test_each_other_page_comes_and_answers_too(opened, url, asked: bench.Asked) -> None:
+    """The last of this file: a process has one browser at a time."""
+    page = Watched(opened, f"{url}/?page={asked.link}", asked.ready)
+    try:
+        assert 0 < page.painted <= page.ready
+        assert all(page.act(asked.act, asked.seen) > 0 for _ in range(2))
+    finally:
+        page.close()

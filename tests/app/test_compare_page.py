@@ -206,11 +206,13 @@ def start(**query: str) -> AppTest:
     return at
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nobody_has_compared() -> None:
+    """What one user has compared is there for all others; tests that do not ask for this take it as it is."""
     compare._comparisons.clear()
 
 
+@pytest.mark.usefixtures("nobody_has_compared")
 def test_users_of_one_recording_wait_for_one_comparison_and_leave_it_one_by_one() -> None:
     first, second = start(scenario=KV), start(scenario=KV)
     (task,) = first.session_state["compare-tasks"].values()
@@ -226,6 +228,7 @@ def test_users_of_one_recording_wait_for_one_comparison_and_leave_it_one_by_one(
     assert not first.exception
 
 
+@pytest.mark.usefixtures("nobody_has_compared")
 def test_a_comparison_that_nobody_waits_for_ends() -> None:
     first, second = start(scenario=KV), start(scenario=KV)
     (task,) = first.session_state["compare-tasks"].values()
@@ -238,6 +241,7 @@ def test_a_comparison_that_nobody_waits_for_ends() -> None:
     other.cancel()
 
 
+@pytest.mark.usefixtures("nobody_has_compared")
 def test_progress_then_result_then_another_subject() -> None:
     at = start(scenario=KV)
     (running,) = at.session_state["compare-tasks"].values()
@@ -300,6 +304,7 @@ def test_an_upload_is_compared_or_refused(data: bytes | None, told: list[str]) -
         one.cancel()
 
 
+@pytest.mark.usefixtures("nobody_has_compared")
 def test_cancelling_offers_to_compare_again() -> None:
     at = start(scenario=KV)
     next(b for b in at.button if b.label == "Cancel").click().run()
