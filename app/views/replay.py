@@ -119,6 +119,8 @@ def _remember(opened: Opened) -> None:
 
 def _at(opened: Opened) -> int:
     if "at" not in st.query_params:
+        if opened.header.failure is not None:
+            return opened.n_steps - 1  # where it failed
         return 0 if st.session_state.get("upload") else opened.telling
     return min(whole(st.query_params["at"]) or 0, opened.n_steps - 1)
 

@@ -15,6 +15,7 @@ from app.check import Check
 from app.recordings import Opened
 from app.replaying.checking import Checking, UploadChecking
 from app.replaying.reading import reading_of
+from kvsim.narrate.verdicts import failed
 
 PROGRESS_AFTER = 1.0  # seconds until a comparison shows how far it is
 PROGRESS_EVERY = 0.25
@@ -68,7 +69,9 @@ def _failure(opened: Opened) -> str:
         return ""
     op = found["operation"].partition("(")[0]
     return tag(
-        "bad", f"✕ {found['subject']} {found['verdict']} at {op}", f"{found['operation']}: {found['what']}"
+        "bad",
+        f"✕ {failed(found['subject'], found['verdict'])} at {op}",
+        f"{found['operation']}: {found['what']}",
     )
 
 

@@ -58,7 +58,7 @@ def take_given() -> None:
     state, given = st.session_state, os.environ.get("KVSIM_TRACE")
     if given and "given" not in state:
         state.given = given
-        state.upload = (Path(given).name, Path(given).read_bytes())
+        take(Path(given).name, Path(given).read_bytes())
 
 
 def open_button() -> None:

@@ -11,6 +11,7 @@ from kvsim.cli.outcome import Meeting, Parting
 from kvsim.cli.terminal import map_text
 from kvsim.hazards import HAZARDS
 from kvsim.narrate.calls import call
+from kvsim.narrate.verdicts import failed
 from kvsim.narrate.words import count
 from kvsim.trace.cellmap import cell_in_words, differing_cells, side_by_side
 
@@ -28,7 +29,7 @@ def explain_hazards(out: Console, met: dict[str, Meeting]) -> None:
 
 def explain_failure(out: Console, failure: dict[str, str], differences: int) -> None:
     """Print what the tester found at the end of a trace that it saved."""
-    out.print(Text(f"  {failure['subject']} {failure['verdict']} at {failure['operation']}:"))
+    out.print(Text(f"  {failed(failure['subject'], failure['verdict'])} at {failure['operation']}:"))
     out.print(Text(f"    {failure['what']}"))
     if not differences:
         out.print(

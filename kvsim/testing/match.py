@@ -23,6 +23,7 @@ from kvsim.hazards import HAZARDS
 from kvsim.models.cache_spec import CacheSpec
 from kvsim.models.context_params import resolve
 from kvsim.models.memory_spec import memory_spec
+from kvsim.narrate.verdicts import failed
 from kvsim.ops import STATES, Op, fault_of
 from kvsim.testing.behaviour import behaviour, normal
 from kvsim.testing.cache_info import CacheInfo, Config
@@ -71,7 +72,7 @@ class DifferenceError(KvsimError):
         self.ops = list(ops)
         self.wanted, self.found = wanted, found
         where = f"at operation {len(ops)}, {ops[-1]}" if ops else "before the first operation"
-        super().__init__(f"{subject} {verdict} {where}: {what}")
+        super().__init__(f"{failed(subject, verdict)} {where}: {what}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors cross processes by their arguments, which are not the message alone."""
@@ -161,7 +162,7 @@ class Match:
                 raise DifferenceError(subject.name, "differs", what, self.ops, wanted, found)
         if self.excused:
             return wanted.picture
-        for teller in (Subject.ubatches, Subject.read_rows, Subject.logits, Subject.state):
+        for teller in (Subject.ubatches, Subject.read_rows, Subject.logits, Subject.state) if others else ():
             self._compare_told(teller.__name__)
         return wanted.picture
 

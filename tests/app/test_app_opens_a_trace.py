@@ -21,6 +21,7 @@ def test_the_trace_that_was_named_is_open(monkeypatch: pytest.MonkeyPatch) -> No
     assert not at.exception
     assert at.session_state["upload"][0] == TRACE.name
     assert at.session_state["opened"].n_steps == 3
+    assert at.session_state["scenario"] is None, "the choice names no other recording"
 
 
 def test_a_log_that_was_named_is_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

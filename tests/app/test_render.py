@@ -252,6 +252,21 @@ def test_a_page_in_a_frame_without_room_waits_for_some(opened, tmp_path) -> None
 
 
 @pytest.mark.browser
+def test_the_last_step_of_a_failure_tells_both_sides(opened, tmp_path) -> None:
+    out = tmp_path / "x.html"
+    out.write_text(html_page(read_trace("fixtures/museum/lanes-cut-apart.jsonl"), at=2))
+    errors: list[str] = []
+    page = new_page(opened, errors)
+    page.goto(out.as_uri())
+    told = page.locator(".kv-side .kv-apart, .kv-inspector .kv-apart").first
+    told.get_by_text("✕ lanes-cut-apart differs from the ledger").wait_for()
+    assert told.locator("b").all_inner_texts()[:2] == ["lanes-cut-apart: ", "reference: "]
+    page.locator(".kv-mark", has_text="✕ differs").wait_for()
+    assert errors == []
+    page.context.close()
+
+
+@pytest.mark.browser
 def test_hostile_text_in_a_trace_is_shown_as_text(opened, tmp_path) -> None:
     evil = "</script><img src=x onerror='window.hurt=1'>"
     trace = kv()

@@ -67,9 +67,10 @@ export class Dock {
       return node;
     });
     const bad = el("span", "kv-mark kv-bad", "✕ refused");
+    const apart = model.steps.some((s) => s.apart) ? el("span", "kv-mark kv-bad", "✕ differs") : null;
     const hazard = model.steps.some((s) => s.hazards) ? el("span", "kv-mark kv-amber", "▲ hazard") : null;
     const message = model.steps.some((s) => s.means) ? el("span", "kv-mark kv-amber", "▲ message") : null;
-    this.marks.replaceChildren(...[...items, model.steps.some((s) => s.bad) ? bad : null, hazard, message].filter(Boolean));
+    this.marks.replaceChildren(...[...items, model.steps.some((s) => s.bad) ? bad : null, apart, hazard, message].filter(Boolean));
   }
 }
 

@@ -1,5 +1,5 @@
-// What a step has to say beside its sentence: the hazards it met, and what a message in a log means. It stands in the
-// inspector, and below the picture where the inspector is not in sight.
+// What a step has to say beside its sentence: where it differs from the reference, the hazards it met, and what a
+// message in a log means. It stands in the inspector, and below the picture where the inspector is not in sight.
 
 import { el } from "./format.js";
 
@@ -13,13 +13,21 @@ function meaning({ cause, see, remedy }) {
   return el("section", "kv-hazard kv-meaning", [line("Cause", cause), line("To see it", see), line("What to do", remedy)]);
 }
 
-export function stepNotes(step) {
-  return [...(step.hazards ?? []).map(hazardNote), ...(step.means ? [meaning(step.means)] : [])];
+// Both sides of every field that differs; without fields, what the tester says.
+function apartNote({ title, text, sides, rows = [], more }) {
+  const side = (i, text) => el("p", i ? "" : "kv-apart-here", [el("b", "", `${sides[i]}: `), el("span", "", text)]);
+  return el("section", "kv-hazard kv-apart", [el("h3", "", `✕ ${title}`), text ? el("p", "", text) : null,
+    ...rows.flatMap(([where, ...both]) => [el("p", "kv-apart-where", where), ...both.map((text, i) => side(i, text))]),
+    more ? el("p", "kv-quiet", `and ${more} more`) : null]);
 }
 
-// Whether a step is one to look at: it failed, met a hazard, or is a message that has a meaning.
+export function stepNotes(step) {
+  return [...(step.apart ? [apartNote(step.apart)] : []), ...(step.hazards ?? []).map(hazardNote), ...(step.means ? [meaning(step.means)] : [])];
+}
+
+// Whether a step is one to look at: it failed, differs, met a hazard, or is a message that has a meaning.
 export function isTrouble(step) {
-  return !!(step.bad || step.hazards || step.means);
+  return !!(step.bad || step.apart || step.hazards || step.means);
 }
 
 export class HazardNotes {

@@ -58,7 +58,7 @@ export class Stage {
   // Room for what a step has to say, where it stands below the picture.
   _notes() {
     const { root, model } = this.player;
-    return root.matches(".kv-narrow:not(.kv-plain, .kv-board)") && model.steps.some((step) => step.hazards) ? NOTES : 0;
+    return root.matches(".kv-narrow:not(.kv-plain, .kv-board)") && model.steps.some((step) => step.hazards || step.apart) ? NOTES : 0;
   }
 
   _fixed() {

@@ -102,8 +102,8 @@ export class Timeline {
       const tall = Math.max(0, ...decodes.map((s) => s.n ?? 0));
       if (tall) bar(ctx, theme, tall, x, 2, false);
       else if (steps.length) { ctx.fillStyle = theme[steps[0].kind]; ctx.fillRect(x - 1, AXIS - 8, 2, 2); }
-      if (steps.some((s) => s.bad)) cross(ctx, theme, x);
-      if (steps.some((s) => s.hazards || s.means)) warning(ctx, theme, x, steps.some((s) => s.bad));
+      if (steps.some((s) => s.bad || s.apart)) cross(ctx, theme, x);
+      if (steps.some((s) => s.hazards || s.means)) warning(ctx, theme, x, steps.some((s) => s.bad || s.apart));
     }
   }
 
@@ -186,8 +186,8 @@ function mark(ctx, theme, step, x, unit) {
   const w = Math.max(2, Math.min(8, unit * 0.55));
   if (step.kind === "decode" && step.n) bar(ctx, theme, step.n, x, w, step.bad);
   else sign(ctx, step.mark, step.bad ? theme.fail : theme[step.kind], x, AXIS - 6, Math.min(4, Math.max(1.5, unit * 0.3)));
-  if (step.bad) cross(ctx, theme, x);
-  if (step.hazards || step.means) warning(ctx, theme, x, step.bad);
+  if (step.bad || step.apart) cross(ctx, theme, x);
+  if (step.hazards || step.means) warning(ctx, theme, x, step.bad || step.apart);
 }
 
 // The sign of an operation, centred at (x, y), about 2s wide. The legend uses the same.
