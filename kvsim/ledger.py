@@ -17,7 +17,9 @@ same operations, so the parts of a composite are held to the same content.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from kvsim import window
@@ -40,11 +42,11 @@ class Entry(NamedTuple):
     place: tuple[int, int]
     row: object
 
-    @property
-    def content(self) -> tuple[int, int, int, int, tuple[int, int]]:
-        """Everything but which row it is."""
-        return self[:5]
 
+CONTENT = itemgetter(0, 1, 2, 3, 4)
+"""Everything about an entry but which row it is."""
+
+POSITION, PENDING = itemgetter(0), itemgetter(3)
 
 Held = dict[int, list[Entry]]
 
@@ -101,7 +103,7 @@ class AttentionPart:
         return self.held.get(seq, [])
 
     def pos_max(self, seq: int) -> int:
-        return max((e.pos for e in self.entries(seq)), default=-1)
+        return max(map(POSITION, self.entries(seq)), default=-1)
 
     # -- operations, in the words of a dictionary ----------------------------------------------
 
@@ -152,7 +154,7 @@ class AttentionPart:
     def update(self) -> None:
         """Pending turns are applied to the keys."""
         for s, entries in self.held.items():
-            if any(e.pending for e in entries):
+            if any(map(PENDING, entries)):
                 self.held[s] = [self._turn(e) for e in entries]
 
     def _turn(self, e: Entry) -> Entry:
@@ -178,11 +180,13 @@ class AttentionPart:
     def visible(self, seq: int, pos: int, place: tuple[int, int] = (0, 0)) -> list[tuple[int, int]]:
         """(instance, turned) of all that a token of ``seq`` at ``pos`` attends to, sorted."""
         start = self.window_start(pos)
-        return sorted(
-            (e.instance, e.turned)
-            for e in self.entries(seq)
-            if start <= e.pos < pos or (e.pos == pos and e.place <= place)
-        )
+        seen = [
+            (instance, turned)
+            for p, instance, turned, _, at, _ in self.entries(seq)
+            if start <= p < pos or (p == pos and at <= place)
+        ]
+        seen.sort()
+        return seen
 
     def window_start(self, query: int) -> int:
         """Smallest position that a token at ``query`` sees."""
@@ -196,53 +200,57 @@ class AttentionPart:
         What the next token of the sequence can no longer see may be missing. ``rows`` False: the cache
         stores no rows, so only positions count.
         """
-        have: dict[object, int] = {}
-        for e in found:
-            key = e.content if rows else e.pos
-            have[key] = have.get(key, 0) + 1
+        key = CONTENT if rows else POSITION
         entries = self.entries(seq)
+        have = Counter(map(key, found))
         missing = []
         start = None
-        for e in entries:
-            key = e.content if rows else e.pos
-            if have.get(key, 0):
-                have[key] -= 1
+        for e, content in zip(entries, map(key, entries), strict=True):
+            if have.get(content, 0):
+                have[content] -= 1
                 continue
             start = self.window_start(self.pos_max(seq) + 1) if start is None else start
             if e.pos >= start:
                 missing.append(e)
         extra = []
         for e in found if any(have.values()) else ():
-            key = e.content if rows else e.pos
-            if have[key]:
-                have[key] -= 1
+            content = key(e)
+            if have[content]:
+                have[content] -= 1
                 extra.append(e)
         return missing, extra
 
-    def adopt(self, found: Mapping[int, Sequence[Entry]], seqs: Iterable[int], rows: bool = True) -> None:
+    def adopt(self, found: Mapping[int, list[Entry]], seqs: Container[int], rows: bool = True) -> None:
         """Believe the cells for ``seqs``, whose difference a hazard has explained.
 
-        All that is present takes the row it has in the cells, so that the ledger knows what is shared;
-        what the others have been allowed to forget stays on record.
+        All that is present becomes the entry that the cells have, so that the ledger knows what is shared;
+        what the others have been allowed to forget stays on record behind it. A list that stays the same is
+        not replaced.
         """
-        fresh = {e.row: self.new_row() for entries in found.values() for e in entries}
-        now = {s: [e._replace(row=fresh[e.row]) for e in entries] for s, entries in found.items()}
         renamed: dict[object, object] = {}
         forgotten: Held = {}
-        for s in self.held:
-            present = list(now.get(s, ()))
-            for e in self.entries(s):
-                same = next(
-                    (p for p in present if (p.content == e.content if rows else p.pos == e.pos)), None
-                )
-                if same is None:
-                    forgotten.setdefault(s, []).append(e)
+        for s, entries in self.held.items():
+            cells = found.get(s, [])
+            if entries[: len(cells)] == cells:
+                forgotten[s] = entries[len(cells) :]
+                continue
+            have: dict[object, list[Entry]] = {}
+            key = CONTENT if rows else POSITION
+            for e in reversed(cells):
+                have.setdefault(key(e), []).append(e)
+            forgotten[s] = []
+            for e in entries:
+                same = have.get(key(e))
+                if same:
+                    renamed[e.row] = same.pop().row
                 else:
-                    present.remove(same)
-                    renamed[e.row] = same.row
-        for s in set(forgotten) - set(seqs):
-            now.setdefault(s, []).extend(e._replace(row=renamed.get(e.row, e.row)) for e in forgotten[s])
-        self.held = now
+                    forgotten[s].append(e)
+        before, self.held = self.held, {}
+        for s in found.keys() | forgotten.keys():
+            now = list(found.get(s, ()))
+            if s not in seqs:
+                now += [e._replace(row=renamed.get(e.row, e.row)) for e in forgotten.get(s, ())]
+            self.held[s] = before[s] if before.get(s) == now else now
 
 
 def _at(e: Entry, pos: int) -> Entry:

@@ -12,6 +12,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any
 
 from kvsim.batch import Batch
@@ -78,8 +79,8 @@ class Checked:
         self.histories = Histories()
         self.network = InkNetwork(self.histories)
         self.context = config.context(InkLeaves(sizes=config.sizes), self.network)
-        self.memory: Memory = self.context.memory
         self.replayer = Replayer(self.context)
+        self._take(self.context.memory)
         self.ledger = Ledger(parts_of(self.memory, self.histories), config.model.n_pos_per_embd)
         self.events: list[Event] = []
         self.hazards: dict[str, int] = {}
@@ -96,8 +97,6 @@ class Checked:
             if isinstance(leaf, KVCache) and leaf.store is None
         }
         self.context.observe(self._listen)
-        self._caches = _ink_caches(self.memory)
-        self._agreed: dict[tuple[str, int], Agreed] = {}
         self.ops: list[Op] = []
         self.states: dict[int, Saved] = {}
         self.refusal: CacheUsageError | None = None
@@ -109,6 +108,14 @@ class Checked:
         self.unified = self.context.resolved.kv_unified
         self._look()
         self._before = self.memory.snapshot()
+
+    def _take(self, memory: Memory) -> None:
+        """Watch this memory, of which nothing has been seen yet."""
+        self.memory = memory
+        leaves = memory.leaves()
+        self._caches = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, InkCache)}
+        self._states = next((leaf for leaf in leaves.values() if isinstance(leaf, RecurrentMemory)), None)
+        self._agreed: dict[str, dict[int, Agreed]] = {name: {} for name in self._caches}
 
     def _look(self) -> None:
         """See what the cells are now: pictures, proofs and the ledger go by that."""
@@ -222,6 +229,8 @@ class Checked:
 
     def _check_reads(self, ran: Ran) -> None:
         for read in ran.reads:
+            if read.seq in self._astray:
+                continue
             part = self.ledger.parts[read.part]
             assert isinstance(part, AttentionPart)
             wanted = part.visible(read.seq, read.pos, read.place)
@@ -236,20 +245,23 @@ class Checked:
         before. What a hazard has spoiled stays so until the sequence is gone."""
         part = self.ledger.parts.get("raw.base")
         for rows in ran.compressed:
+            if rows.seq in self._astray:
+                continue
             assert isinstance(part, AttentionPart)
             held = {e.pos: e.instance for e in part.entries(rows.seq)}
             if len(held) < len(part.entries(rows.seq)) or 0 in held.values():
                 continue  # repeated positions, or tokens that only the cells have accounted for
-            for j, found in enumerate(rows.blocks):
-                span = range(CSA_RATIO * (j - 1), CSA_RATIO * (j + 1))
-                wanted = tuple(0 if p < 0 else held.get(p, -1) for p in span)
-                if found == wanted or rows.seq in self._astray:
-                    continue
-                if not self._explained("csa", rows.seq):
-                    raise self._failure(
-                        f"csa: row {j} of sequence {rows.seq} is made of {list(found)}, not of {list(wanted)}"
-                    )
-                self._astray.add(rows.seq)
+            tokens = [held.get(p, -1) for p in range(CSA_RATIO * len(rows.blocks))]
+            blocks = [(0,) * CSA_RATIO, *zip(*[iter(tokens)] * CSA_RATIO, strict=True)]
+            for j, (found, wanted) in enumerate(zip(rows.blocks, map(add, blocks, blocks[1:]), strict=True)):
+                if found != wanted:
+                    if not self._explained("csa", rows.seq):
+                        raise self._failure(
+                            f"csa: row {j} of sequence {rows.seq} is made of {list(found)}, not of "
+                            f"{list(wanted)}"
+                        )
+                    self._astray.add(rows.seq)
+                    break
 
     # -- saved states --------------------------------------------------------------------------
 
@@ -315,15 +327,17 @@ class Checked:
             part.adopt(found[name], adopted, rows=name not in self._rowless)
         if self._pair is not None:
             full, swa = (found[name] for name in self._pair)
-            self._astray |= {seq for seq in adopted if _positions(swa, seq) - _positions(full, seq)}
-        self._astray &= standing.union(*found.values())
+            new = adopted - self._astray
+            self._astray |= {seq for seq in new if _positions(swa, seq) - _positions(full, seq)}
+        if self._astray:
+            self._astray &= standing.union(*found.values())
 
     def _refine_states(self) -> set[int]:
         """Compare what the recurrent states have seen. Returns the sequences that have one."""
-        part, leaf = self.ledger.parts.get("recurrent"), self.memory.leaves().get("recurrent")
-        if not isinstance(part, StatePart) or not isinstance(leaf, RecurrentMemory):
+        part = self.ledger.parts.get("recurrent")
+        if not isinstance(part, StatePart) or self._states is None:
             return set()
-        found = states_of(leaf)
+        found = states_of(self._states)
         for seq in [s for s in part.held if s >= self.n_seq_max]:
             del part.held[seq]  # a hazard has said that such a sequence is ignored
         for seq in range(self.n_seq_max):
@@ -342,31 +356,28 @@ class Checked:
         return set(found)
 
     def _differing(self, name: str, found: Held) -> Iterator[int]:
-        """The sequences for which one attention cache must be believed, since a hazard has explained it."""
+        """The sequences, but for those astray, for which one attention cache must be believed, since a hazard
+        has explained it."""
         part = self.ledger.parts[name]
         assert isinstance(part, AttentionPart)
-        for seq in found.keys() | part.held.keys():
+        agreed = self._agreed[name]
+        for seq in (found.keys() | part.held.keys()) - self._astray:
             entries, cells = part.held.get(seq), found.get(seq)
-            now = entries, len(entries or ()), cells
-            if not self.events and self._is_agreed(name, seq, now):
-                continue
-            missing, extra = part.difference(seq, cells or [], rows=name not in self._rowless)
-            if not missing and not extra:
-                self._agreed[name, seq] = now
-                if any(self._explained(name, seq, hazard) for hazard in WINDOW_LOST):
+            n = len(entries or ())
+            before = agreed.get(seq)
+            if before is None or before[1] != n or before[0] is not entries or before[2] is not cells:
+                missing, extra = part.difference(seq, cells or [], rows=name not in self._rowless)
+                if missing or extra:
+                    if not self._explained(name, seq):
+                        raise self._failure(
+                            f"{name}: sequence {seq} should hold {_text(missing)} and does not; "
+                            f"it holds {_text(extra)} and should not"
+                        )
                     yield seq
-                continue
-            if not self._explained(name, seq):
-                raise self._failure(
-                    f"{name}: sequence {seq} should hold {_text(missing)} and does not; "
-                    f"it holds {_text(extra)} and should not"
-                )
-            yield seq
-
-    def _is_agreed(self, name: str, seq: int, now: Agreed) -> bool:
-        """Whether ledger and cells were found to agree as they are now: lists of entries only grow."""
-        before = self._agreed.get((name, seq))
-        return before is not None and before[1] == now[1] and before[0] is now[0] and before[2] is now[2]
+                    continue
+                agreed[seq] = entries, n, cells  # lists of entries are replaced, or grow
+            if self.events and any(self._explained(name, seq, hazard) for hazard in WINDOW_LOST):
+                yield seq
 
     def _explained(self, part: str, seq: int, hazard: str | None = None) -> bool:
         """Whether a hazard (or the one named) was reported for this part and sequence."""
@@ -392,8 +403,8 @@ class Checked:
         self.context.observe(None)
         twin.context = copy.copy(self.context)
         specs = [cache.spec for cache in self._caches.values()]
-        twin.context._memory = twin.memory = copy.deepcopy(self.memory, {id(spec): spec for spec in specs})
-        twin._caches, twin._agreed = _ink_caches(twin.memory), {}
+        twin.context._memory = copy.deepcopy(self.memory, {id(spec): spec for spec in specs})
+        twin._take(twin.context.memory)
         twin.context.graphs = copy.deepcopy(self.context.graphs)
         self.context.observe(self._listen)
         twin.ledger = copy.deepcopy(self.ledger)
@@ -448,10 +459,6 @@ def _positions(held: Mapping[int, Sequence[Entry]], seq: int) -> Counter[int]:
 
 Agreed = tuple[list[Entry] | None, int, list[Entry] | None]
 """What a ledger holds of a sequence, how much that is, and what the cells hold."""
-
-
-def _ink_caches(memory: Memory) -> dict[str, InkCache]:
-    return {name: leaf for name, leaf in memory.leaves().items() if isinstance(leaf, InkCache)}
 
 
 def check_picture(snapshot: Snapshot, before: Snapshot) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,8 @@ class Start:
 
 @dataclass
 class Rows:
-    """The compressed rows that a token of a sequence attends to, each as the instances it was made from."""
+    """The compressed rows that the tokens of a sequence attend to, each as the instances it was made from: the
+    last token sees them all, those before it the first ones."""
 
     seq: int
     blocks: list[tuple[int, ...]]
@@ -164,9 +166,12 @@ class InkNetwork:
         kept[plan.state_persist_dst_idxs] = tokens[plan.state_persist_src_idxs]
         if name != "csa":
             return
+        most: dict[int, int] = {}
         for ids, n in zip(ubatch.seq_ids, plan.n_visible.tolist(), strict=True):
-            numbers = store.instance[cache.stream_of(ids[0]), :n].tolist()
-            ran.compressed.append(Rows(ids[0], [self._blocks[k] for k in numbers]))
+            most[ids[0]] = max(n, most.get(ids[0], 0))
+        for seq, n in most.items():
+            numbers = store.instance[cache.stream_of(seq), :n].tolist()
+            ran.compressed.append(Rows(seq, [self._blocks[k] for k in numbers]))
 
     def _block(self, instances: tuple[int, ...]) -> int:
         """The number of a tuple of instances; number 0 is a row that was never written."""
@@ -183,11 +188,8 @@ class InkNetwork:
         two_d = ubatch.n_pos >= 3
         per_stream = ubatch.n_tokens // view.n_stream
         for local, stream in enumerate(view.slot.strm):
-            n = view.n_kv
-            pairs = list(
-                zip(store.instance[stream, :n].tolist(), store.turned[stream, :n].tolist(), strict=True)
-            )
+            pairs = list(map(tuple, store.ink[stream, : view.n_kv].tolist()))
             for i in range(local * per_stream, (local + 1) * per_stream):
-                seen = sorted([pair for pair, visible in zip(pairs, mask[i], strict=True) if visible])
+                seen = sorted(compress(pairs, mask[i]))
                 place = (int(ubatch.pos[1, i]), int(ubatch.pos[2, i])) if two_d else (0, 0)
                 ran.reads.append(Read(name, ubatch.seq_ids[i][0], pos[i], place, seen))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsim.caches.factory import LeafFactory
 from kvsim.caches.kv import KVCache
@@ -21,7 +20,7 @@ from kvsim.memory import IntArray
 from kvsim.models.cache_spec import CacheSpec
 from kvsim.models.context_params import ResolvedContext
 from kvsim.tensors.store import KVStore
-from kvsim.testing.look import NOTHING, Held, Ink, Look, look_at, prove, together
+from kvsim.testing.look import NOTHING, Held, Look, look_at, no_ink, numbers_of, prove, together
 
 INK_BYTES = 8
 """A key row begins with two int32: the instance and the position it is turned for."""
@@ -38,8 +37,8 @@ class InkStore(KVStore):
         self._look_at_rows()
 
     def _look_at_rows(self) -> None:
-        ink: NDArray[np.int32] = self.k[self._first][..., :INK_BYTES].view(np.int32)
-        self.instance, self.turned = ink[..., 0], ink[..., 1]
+        self.ink: IntArray = self.k[self._first][..., :INK_BYTES].view(np.int32)
+        self.instance, self.turned = self.ink[..., 0], self.ink[..., 1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InkStore:
         """A copy looks at its own rows."""
@@ -75,19 +74,34 @@ class InkCache(KVCache):
 
     def __init__(self, spec: CacheSpec, name: str, store: InkStore | None) -> None:
         super().__init__(spec, name, store)
+        self._lay_out()
         self._looks = [NOTHING] * spec.n_stream
         self._proved = [NOTHING] * spec.n_stream
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Let the tables keep their numbers in one block each: to see that nothing has changed is then one
+        comparison, not one for every kind of number."""
+        self._numbers = [numbers_of(table) for table in self.cells]
+        for table, numbers in zip(self.cells, self._numbers, strict=True):
+            table.pos, table.shift, table.tok, table.x, table.y = numbers
 
     def look(self) -> list[Look]:
         """Look at every stream as it is now, with the rows that it will have once the queued copies have run."""
         source = list(range(self.n_stream))
         for src, dst in self.pending_copies:
             source[dst] = source[src]
-        ink: Ink | None = None
-        for stream, before in enumerate(self._looks):
-            if isinstance(self.store, InkStore):
-                ink = self.store.instance[source[stream]], self.store.turned[source[stream]]
-            self._looks[stream] = look_at(self, stream, ink, before)
+        ink = self.store.ink if isinstance(self.store, InkStore) else [no_ink(self.size)] * self.n_stream
+        two_d = self.spec.n_pos_per_embd >= 3
+        self._looks = [
+            look_at(table, head, two_d, numbers, ink[src], before)
+            for table, head, numbers, src, before in zip(
+                self.cells, self.heads, self._numbers, source, self._looks, strict=True
+            )
+        ]
         return self._looks
 
     def records(self) -> list[dict[str, Any]]:
@@ -122,4 +136,5 @@ def cells_of(cache: KVCache) -> Held:
     """What the cells of a cache hold for every sequence."""
     if isinstance(cache, InkCache):
         return together(cache.look())
-    return together([look_at(cache, stream) for stream in range(cache.n_stream)])
+    two_d, ink = cache.spec.n_pos_per_embd >= 3, no_ink(cache.size)
+    return together([look_at(table, 0, two_d, numbers_of(table), ink) for table in cache.cells])

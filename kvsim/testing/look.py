@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvsim.caches.kv import KVCache
 from kvsim.cells import CellTable
 from kvsim.errors import IntegrityError
-from kvsim.ledger import Entry
+from kvsim.ledger import POSITION, Entry
+from kvsim.memory import IntArray
 from kvsim.owner_words import ids_of_words
 
 Held = dict[int, list[Entry]]
-"""What cells hold for every sequence, as the ledger would write it."""
+"""What cells hold for every sequence, as the ledger would write it. The row of an entry is a name that the cell
+has from one change to the next, so that it never stands for two tokens."""
 
-Cell = tuple[Any, ...]
-"""pos, instance, turned for, shift, token, x, y, owners."""
+Cell = tuple[int, ...]
+"""pos, shift, token, x, y, instance, turned for, and the words of the owners."""
 
-Ink = tuple[NDArray[np.int32], NDArray[np.int32]]
-"""Per cell the instance in its row, and the position that is turned for."""
+OWNERS = 7
+"""Where those begin."""
 
 
 class Look:
@@ -35,6 +35,8 @@ class Look:
     ``record`` is the stream's part of a picture, ``held`` what it holds, ``cells`` the cells up to the last one
     that is used, with ``entries`` and ``rows`` made of them (None: empty).
     """
+
+    __slots__ = ("cells", "entries", "held", "record", "rows", "seen")
 
     def __init__(self, seen: tuple[Any, ...], cells: list[Cell]) -> None:
         self.seen = seen
@@ -51,50 +53,52 @@ class Look:
 NOTHING = Look((), [])
 
 
-def look_at(cache: KVCache, stream: int, ink: Ink | None = None, before: Look = NOTHING) -> Look:
-    """The stream as it is now: ``before``, if nothing has changed."""
-    table = cache.cells[stream]
+def numbers_of(table: CellTable) -> IntArray:
+    """What a table keeps of its cells but for their owners: ``int32[5, size]``, in the order of :data:`Cell`."""
+    return np.stack([table.pos, table.shift, table.tok, table.x, table.y])
+
+
+def no_ink(size: int) -> IntArray:
+    """What is seen of rows that nobody stores: no instance, turned for no position."""
+    return np.zeros((size, 2), np.int32)
+
+
+def look_at(
+    table: CellTable, head: int, two_d: bool, numbers: IntArray, ink: IntArray, before: Look = NOTHING
+) -> Look:
+    """The stream as it is now: ``before``, if nothing has changed.
+
+    ``numbers`` are :func:`numbers_of` the table, ``ink`` is per cell the instance in its row and the position
+    that is turned for: ``int32[size, 2]``.
+    """
     end = table.extent  # empty from here on, as a proof of everything shows now and then
-    columns = [table.pos, table.shift, table.tok, table.x, table.y, *table.seq, *(ink or ())]
-    state = cache.heads[stream], table.used, table.has_shift, table.half_alive
-    seen = (*state, *[column[:end].tobytes() for column in columns])
+    numbers, owners, ink = numbers[:, :end], table.seq[:, :end], ink[:end]
+    used, has_shift, half_alive = table.used, table.has_shift, table.half_alive
+    seen = (head, used, has_shift, half_alive, numbers.tobytes(), owners.tobytes(), ink.tobytes())
     if seen == before.seen:
         return before
-    look = Look(seen, _cells(table, end, ink))
-    n_known = len(before.cells) if before is not NOTHING and before.seen[3] == table.half_alive else 0
-    two_d = cache.spec.n_pos_per_embd >= 3
-    for i, cell in enumerate(look.cells):
-        if i < n_known and cell == before.cells[i]:
-            entry, row = before.entries[i], before.rows[i]
-        else:
-            entry, row = _taken_apart(cell, stream, i, two_d, i in table.half_alive)
-        look.entries.append(entry)
-        look.rows.append(row)
-    head, used, has_shift, _ = state
+    look = Look(seen, list(zip(*numbers.tolist(), *ink.T.tolist(), *owners.tolist(), strict=True)))
+    known = before.cells[:end] if before is not NOTHING and before.seen[3] == half_alive else []
+    n = len(known)
+    look.entries = before.entries[:n] + [None] * (end - n)
+    look.rows = before.rows[:n] + [None] * (end - n)
+    changed = [i for i, (now, was) in enumerate(zip(look.cells, known, strict=False)) if now != was]
+    for i in (*changed, *range(n, end)):
+        look.entries[i], look.rows[i] = _taken_apart(look.cells[i], i, two_d, i in half_alive)
     listed = [row for row in look.rows if row is not None]
-    look.record.update(head=head, used=used, has_shift=has_shift, cells=listed)
-    look.held.update(_held(look, before))
+    look.record = {"head": head, "used": used, "has_shift": has_shift, "cells": listed}
+    look.held = _held(look, before)
     return look
 
 
-def _cells(table: CellTable, end: int, ink: Ink | None) -> list[Cell]:
-    instance, turned = ink or (np.zeros(table.size, np.int32),) * 2
-    columns = (table.pos, instance, turned, table.shift, table.tok, table.x, table.y)
-    words = table.seq[:, :end].tolist()
-    owners = words[0] if len(words) == 1 else zip(*words, strict=True)
-    return list(zip(*[column[:end].tolist() for column in columns], owners, strict=True))
-
-
-def _taken_apart(
-    cell: Cell, stream: int, i: int, two_d: bool, half_alive: bool
-) -> tuple[Entry | None, list[Any] | None]:
-    pos, instance, turned, shift, tok, x, y, owners = cell
+def _taken_apart(cell: Cell, i: int, two_d: bool, half_alive: bool) -> tuple[Entry | None, list[Any] | None]:
+    pos, shift, tok, x, y, instance, turned, *owners = cell
     if pos == -1 and not half_alive:
         return None, None
-    row = [i, pos, ids_of(owners), shift, tok, x, y]
+    row = [i, pos, ids_of(tuple(owners)), shift, tok, x, y]
     if pos == -1:
         return None, row
-    return Entry(pos, instance, turned, shift, (y, x) if two_d else (0, 0), (stream, i)), row
+    return Entry(pos, instance, turned, shift, (y, x) if two_d else (0, 0), object()), row
 
 
 _IDS: dict[Any, list[int]] = {}
@@ -138,23 +142,25 @@ def together(looks: Sequence[Look]) -> Held:
 def prove(table: CellTable, look: Look) -> None:
     """Compare what a table keeps incrementally with what was just seen of its cells (cells I1-I5). Raises
     IntegrityError."""
-    positions = [cell[0] for cell in look.cells]
-    live = len(positions) - positions.count(-1)
+    empty = [i for i, cell in enumerate(look.cells) if cell[0] == -1]
+    live = len(look.cells) - len(empty)
     if table.n_live != live:
         raise IntegrityError(f"{table.n_live} live cells counted, {live} found (I1)")
-    end = max((row[0] + 1 for row in look.rows if row is not None), default=0)
+    listed = look.record["cells"]
+    end = listed[-1][0] + 1 if listed else 0
     if table.used_max_p1 != end:
         raise IntegrityError(f"used_max_p1 is {table.used_max_p1}, the last used cell is {end - 1}")
     if table.is_literal:
         return  # empty cells may have owners then, and what is kept is llama.cpp's own index (R21)
-    for i, cell in enumerate(look.cells):
-        if cell[0] == -1 and (cell[3] or ids_of(cell[7])):
+    for i in empty:
+        _, shift, *_ = cell = look.cells[i]
+        if shift or any(cell[OWNERS:]):
             raise IntegrityError(f"empty cell {i} has owners or a pending shift (I3, I4)")
     if table.sequences() != sorted(look.held):
         raise IntegrityError(f"sequences {table.sequences()} are kept, the cells carry {sorted(look.held)}")
     for s, entries in look.held.items():
-        held = [entry[0] for entry in entries]
-        kept, found = (table.seq_pos_min(s), table.seq_pos_max(s)), (min(held), max(held))
+        held = list(map(POSITION, entries))
+        kept, found = table.seq_range(s), (min(held), max(held))
         if kept != found or table.count(s) != len(held):
             raise IntegrityError(
                 f"seq {s} is kept as {table.count(s)} cells from {kept}, the cells say {len(held)} from {found} (I2)"
