@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,19 +152,21 @@ class InkNetwork:
         assert isinstance(store, InkStore)
         kept = next(iter(ring.states.values())).kv[:, 0]
         tokens = instances.astype(kept.dtype)
-        kept[plan.state_restore_dst_idxs] = kept[plan.state_restore_src_idxs]
-        sources = np.concatenate([kept[: ring.shape.ring_rows], tokens, [0]])
-        read = sources[plan.state_read_idxs].astype(np.int64)
-        if ring.shape.overlap:
-            before, own = read.reshape(2, -1, ring.shape.ratio)
-            windows = np.concatenate([before, own], axis=1)
-        else:
-            windows = read.reshape(-1, ring.shape.ratio)
-        for at, window in zip(plan.state_write_idxs.tolist(), windows.tolist(), strict=True):
-            stream, row = divmod(at, cache.size)
-            store.instance[stream, row] = self._block(tuple(window))
-        kept[plan.state_snapshot_dst_idxs] = np.concatenate([kept, tokens])[plan.state_snapshot_src_idxs]
-        kept[plan.state_persist_dst_idxs] = tokens[plan.state_persist_src_idxs]
+        _move(kept, plan.state_restore_dst_idxs, kept, plan.state_restore_src_idxs)
+        if len(plan.state_read_idxs) or len(plan.state_write_idxs):  # most tokens complete no block
+            sources = np.concatenate([kept[: ring.shape.ring_rows], tokens, [0]])
+            read = sources[plan.state_read_idxs].astype(np.int64)
+            if ring.shape.overlap:
+                before, own = read.reshape(2, -1, ring.shape.ratio)
+                windows = np.concatenate([before, own], axis=1)
+            else:
+                windows = read.reshape(-1, ring.shape.ratio)
+            for at, window in zip(plan.state_write_idxs.tolist(), windows.tolist(), strict=True):
+                stream, row = divmod(at, cache.size)
+                store.instance[stream, row] = self._block(tuple(window))
+        rows = np.concatenate([kept, tokens])
+        _move(kept, plan.state_snapshot_dst_idxs, rows, plan.state_snapshot_src_idxs)
+        _move(kept, plan.state_persist_dst_idxs, tokens, plan.state_persist_src_idxs)
         if name != "csa":
             return
         most: dict[int, int] = {}
@@ -193,3 +196,9 @@ class InkNetwork:
                 seen = sorted(compress(pairs, mask[i]))
                 place = (int(ubatch.pos[1, i]), int(ubatch.pos[2, i])) if two_d else (0, 0)
                 ran.reads.append(Read(name, ubatch.seq_ids[i][0], pos[i], place, seen))
+
+
+def _move(rows: NDArray[Any], dst: IntArray, source: NDArray[Any], src: IntArray) -> None:
+    """``rows[dst] = source[src]``, which is mostly nothing."""
+    if len(dst) or len(src):
+        rows[dst] = source[src]

@@ -52,9 +52,9 @@ class InkStore(KVStore):
 
     def write(self, rows: IntArray, instances: IntArray, pos: IntArray) -> None:
         """Ink tokens into rows counted over all streams."""
-        stream, cell = np.divmod(rows, self.size)
-        self.instance[stream, cell] = instances
-        self.turned[stream, cell] = pos
+        ink = self.ink.reshape(-1, 2)  # no copy: the rows of all streams lie one behind the other
+        ink[rows, 0] = instances
+        ink[rows, 1] = pos
 
 
 @dataclass(frozen=True)
