@@ -178,7 +178,7 @@ def restoring(cache: KVCache, seq: int) -> Iterator[None]:
             changed.add(seq)
         if changed:
             cache._hazard("failed-restore-loses-sequence", seqs=sorted(changed))
-            warn_of_queued_copies(cache, seq)  # the rows it was to fill were zeroed
+        warn_of_queued_copies(cache, seq)  # the rows it was to fill were zeroed
         raise
 
 

@@ -83,6 +83,18 @@ def test_rows_zeroed_by_another_parts_failure_are_told_under_a_queued_copy() -> 
     assert "idx" in told
 
 
+def test_rows_zeroed_by_a_cut_state_are_told_under_a_queued_copy() -> None:
+    """hazard restore-under-queued-copy: the window's part of the state is cut short, which zeroes rows that
+    sequence 1 no longer holds, and that a queued copy has yet to read for sequence 0."""
+    info = CACHES["dsa_iswa"]
+    checked = Checked(info, next(config for config in info.configs if config.name == "streams"))
+    get, restore = Op.state_seq_get(0, 17), Op.state_seq_set(1, 17, truncate=191)
+    for op in (one(0, 0), one(1, 6), get, Op.seq_cp(1, 0), Op.seq_rm(1), restore):
+        checked.perform(op)
+    told = {event.cache for event in checked.events if event.detail["id"] == "restore-under-queued-copy"}
+    assert told == {"mla", "lid", "swa"}
+
+
 def test_a_window_that_a_state_of_nothing_left_behind_is_astray() -> None:
     """hazard empty-state-removes-nothing: the base goes back to the state, the window stays where it was. What
     the window has long given to another sequence is asked of it no more, wherever its position moves."""
