@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from kvsim.caches.kv import KVCache
+from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.context import FAULTS, OK, Fault
 from kvsim.ops import Op
 from kvsim.testing import generate
@@ -100,6 +101,8 @@ def _from_elsewhere(pick: generate.Picker) -> Batcher:
                 head = pick.integer(0, leaf.size - 1)
                 for cache in leaf.together:
                     cache.heads = [head] * len(cache.heads)
+            elif isinstance(leaf, RecurrentMemory):
+                leaf.cells.head = pick.integer(0, leaf.size - 1)
         run.batch(chunk)
 
     return batch
@@ -148,7 +151,8 @@ def others_are_not_touched(info: CacheInfo, config: Config, pick: generate.Picke
     """An operation on one sequence changes nothing that another one can see."""
     run = Run(info, config)
     perform(run, Script.drawn(pick, len(run.seqs), room_of(config, run.checked.unified)))
-    edits = [generate.seq_rm, generate.seq_cp, generate.seq_add, generate.seq_div]
+    edits = [generate.seq_rm, generate.seq_cp, generate.seq_add, generate.seq_div, _restore]
+    run.do(Op.state_seq_get(pick.integer(0, len(run.seqs) - 1), 0))
     for _ in range(4):
         before = run.content()
         op = pick.choice(edits)(pick, run.checked) if pick.chance(60) else None
@@ -162,6 +166,10 @@ def others_are_not_touched(info: CacheInfo, config: Config, pick: generate.Picke
         if -1 not in touched:
             others = [seq for seq in run.seqs if seq not in touched]
             compare_content(f"{op or 'a decode'} and others", before, run.content(), run.excused, others)
+
+
+def _restore(pick: generate.Picker, world: generate.World) -> Op:
+    return Op.state_seq_set(pick.integer(0, world.n_seq_max - 1), 0)
 
 
 def rollback_equals_fresh(info: CacheInfo, config: Config, pick: generate.Picker) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvsim.caches.kv import KVCache
+from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.ops import Op
 from kvsim.testing.cache_info import CACHES, CacheInfo, Config, configurations
 from kvsim.testing.checked import Checked
@@ -21,22 +23,14 @@ from kvsim.testing.metamorphic import (
     rollback_equals_fresh,
 )
 from kvsim.testing.mutants import MUTANTS
+from kvsim.testing.parts import state_leaves
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize(("info", "config"), configurations(), ids=lambda v: getattr(v, "kind", str(v)))
 def test_the_rule_holds(info: CacheInfo, config: Config, rule: Rule) -> None:
-    for seed in (1, 2):
+    for seed in range(4):
         rule(info, config, SeededPicker(seed))
-
-
-def _restored_beside_another(info: CacheInfo, config: Config, pick: SeededPicker) -> None:
-    """One sequence is saved and restored beside another."""
-    run = Run(info, config)
-    run.batch([(0, 1), (0, 2), (1, 3)])
-    before = run.content()
-    run.save_and_restore(0)
-    compare_content("restored beside others", before, run.content(), run.excused, run.seqs)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +40,7 @@ def _restored_beside_another(info: CacheInfo, config: Config, pick: SeededPicker
         (layout_does_not_matter, "kv", "rows-restored-elsewhere"),
         (refusal_leaves_no_trace, "hybrid", "halves-cut-apart"),
         (refusal_leaves_no_trace, "iswa", "failed-ubatch-stays"),
-        (_restored_beside_another, "kv", "restore-zeroes-others"),
+        (others_are_not_touched, "kv", "restore-zeroes-others"),
         (others_are_not_touched, "recurrent", "copy-too-long"),
         (rollback_equals_fresh, "recurrent", "rollback-does-nothing"),
         (parts_hold_the_same, "dsa", "lanes-cut-apart"),
@@ -61,6 +55,41 @@ def test_the_rule_notices_a_fault(
     info = CACHES[kind]
     with MUTANTS[mutant].applied(), pytest.raises(BrokenRuleError):
         _play(rule, info, range(40))
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_four_rules_can_be_broken_in_every_member(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_ledger(monkeypatch)
+    by_cells = {"kv", "dsa", "msa", "hybrid", "hybrid_idx"}
+    restored = "copy-too-long" if kind == "recurrent" else "restore-zeroes-others"
+    for rule, mutant in (
+        (layout_does_not_matter, "contiguous-slots" if kind in by_cells else restored),
+        (refusal_leaves_no_trace, "failed-ubatch-stays"),
+        (others_are_not_touched, restored),
+    ):
+        with MUTANTS[mutant].applied(), pytest.raises(BrokenRuleError):
+            _play(rule, CACHES[kind], range(40))
+    for leaf in (KVCache, RecurrentMemory):
+        monkeypatch.setattr(leaf, "seq_rm", lambda *args: True)
+    config = next(c for c in CACHES[kind].configs if c.name == ("rollback" if kind == "dsv4" else "tiny"))
+    with pytest.raises(BrokenRuleError, match="rolled back"):
+        rollback_equals_fresh(CACHES[kind], config, SeededPicker(0))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CACHES if kind not in ("kv", "recurrent")])
+def test_parts_that_do_not_hold_the_same_are_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last part with tokens removes nothing; the two members that are left out have one part alone."""
+    _without_ledger(monkeypatch)
+    right = KVCache.seq_rm
+    memory = Checked(CACHES[kind], CACHES[kind].configs[0]).memory
+    last = [name for name in state_leaves(memory, 0) if isinstance(memory.leaves()[name], KVCache)][-1]
+
+    def removes_elsewhere(self: KVCache, *args: Any) -> bool:
+        return self.name == last or right(self, *args)
+
+    monkeypatch.setattr(KVCache, "seq_rm", removes_elsewhere)
+    with pytest.raises(BrokenRuleError, match="the parts differ"):
+        _play(parts_hold_the_same, CACHES[kind], range(40))
 
 
 def _play(rule: Rule, info: CacheInfo, seeds: range) -> None:
