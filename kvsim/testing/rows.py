@@ -94,7 +94,7 @@ class RowNetwork:
         for part, layers in memory.store.rows.items():
             for il in layers:
                 start = memory.store.initial_states(part, il, view.head, view.rs_z, view.s_copy, n_seqs)
-                state = np.asarray(start, np.float32)
+                state = np.asarray(start.cpu() if hasattr(start, "cpu") else start, np.float32)
                 planes = np.zeros((n_planes, *state.shape), np.float32)
                 by_token = np.zeros((n_seqs, length, *state.shape[1:]), np.float32)
                 for t in range(length):
