@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from kvsim.cli.terminal import DIFFERENT, fail, stdout
+from kvsim.cli.terminal import DIFFERENT, check_writable, fail, stdout
+from kvsim.testing.cache_info import Config
+from kvsim.testing.match import DifferenceError
 from kvsim.testing.museum import LIMIT, hunt, page, read_cases, shortest
 from kvsim.testing.mutants import MUTANTS
 from kvsim.testing.recorded import write_failure
@@ -32,11 +34,16 @@ def museum_command(
     Exit status 0: all were found; 1: some were not.
     """
     if as_page:
-        print("\n\n".join(page(read_cases(CASES))))
+        try:
+            print("\n\n".join(page(read_cases(CASES))))
+        except OSError as error:
+            fail(f"{CASES}: {error.strerror}; the page is made in the folder of the repository")
         return
     unknown = set(names or ()) - MUTANTS.keys()
     if unknown:
         fail(f"no mutant {', '.join(sorted(unknown))}; there are {', '.join(MUTANTS)}")
+    if write is not None:
+        check_writable(write / "x.jsonl")
     out, needed = stdout(), []
     out.print(Text(f"{'mutant':<28}{'reported as':<12}{'found':<7}{'operations':>10}{'shortest':>10}  on"))
     chosen = [MUTANTS[name] for name in names or MUTANTS]
@@ -51,7 +58,14 @@ def museum_command(
         where = f"{find.info.kind}/{find.config.name}"
         out.print(Text(f"{mutant.id:<28}{reported:<12}{'yes':<7}{find.n_ops:>10,}{len(ops):>10}  {where}"))
         if write is not None:
-            write_failure(write / f"{mutant.id}.jsonl", find.config, error, seed)
+            _save(write / f"{mutant.id}.jsonl", find.config, error, seed)
     median = f", median {statistics.median(needed):,.0f} operations, most {max(needed):,}" if needed else ""
     out.print(Text(f"{len(needed)} of {len(chosen)} found{median}"))
     raise typer.Exit(0 if len(needed) == len(chosen) else DIFFERENT)
+
+
+def _save(trace: Path, config: Config, error: DifferenceError, seed: int) -> None:
+    try:
+        write_failure(trace, config, error, seed)
+    except OSError as failed:
+        fail(f"{trace} cannot be written: {failed.strerror}")

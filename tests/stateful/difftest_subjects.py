@@ -57,6 +57,18 @@ class Raises(Same):
         return super().apply(op)
 
 
+class RaisesOnce(Same):
+    """Falls over its 40th operation, whoever asks for it."""
+
+    left = 40
+
+    def apply(self, op: Op) -> int | None:
+        RaisesOnce.left -= 1
+        if RaisesOnce.left == 0:
+            raise ZeroDivisionError("once")
+        return super().apply(op)
+
+
 class DiesOnce(Same):
     """Its process is killed once, at the 50th operation of a session; the file ``died`` remembers it."""
 

@@ -109,6 +109,26 @@ def test_a_fault_is_found_shrunk_to_one_way_and_saved_as_a_trace(tmp_path: Path)
     assert read_trace(path).header.config["failure"]["subject"] == "the same"
 
 
+def test_nothing_can_be_spared_where_only_behaviour_is_compared() -> None:
+    campaign = Campaign("difftest_subjects:BehavesButKeepsLast", memory="iswa", seed=3)
+    failure = run(campaign, Report(campaign.plan), 20 * SESSION)
+    assert failure is not None
+    small = shrink_failure(campaign, failure)
+    assert attempt(small.info, small.config, campaign.subjects(), small.ops) is not None
+    assert len(small.ops) < len(failure.error.ops)
+    for i in range(len(small.ops)):
+        fewer = small.ops[:i] + small.ops[i + 1 :]
+        assert attempt(small.info, small.config, campaign.subjects(), fewer) is None
+
+
+def test_a_failure_that_does_not_come_again_is_left_as_it_was() -> None:
+    """A subject that depends on more than its operations: it fails once in a lifetime."""
+    campaign = Campaign("difftest_subjects:RaisesOnce", memory="kv", config="tiny")
+    failure = run(campaign, Report(campaign.plan), SESSION)
+    assert failure is not None
+    assert shrink_failure(campaign, failure).shrunk == []
+
+
 def test_the_command_that_repeats_a_failure_repeats_it() -> None:
     campaign = Campaign(FAULTY, memory="kv", seed=5)
     failure = run(campaign, Report(campaign.plan), 20 * SESSION)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.testing.difftest import SESSION, Campaign, run, session_of, shrink_failure
+from kvsim.testing.difftest import SESSION, Campaign, attempt, run, session_of, shrink_failure
 from kvsim.testing.pipe import PipeSubject
 from kvsim.testing.report import Report
 from kvsim.testing.subject import Observes, SubjectError
@@ -44,6 +44,9 @@ def test_its_planted_fault_is_found_and_shrunk(tmp_path: Path) -> None:
     assert failure is not None
     small = shrink_failure(campaign, failure)
     assert [op.op for op in small.ops] == ["decode", "seq_cp", "seq_rm"]
+    for i in range(3):
+        fewer = small.ops[:i] + small.ops[i + 1 :]
+        assert attempt(small.info, small.config, campaign.subjects(), fewer) is None
     assert small.error.subject == "ring_cache"
     assert "attends to [], expected [[0, " in small.error.what
 

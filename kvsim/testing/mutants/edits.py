@@ -51,10 +51,10 @@ def clear_keeps_books(patch: Patches) -> None:
     """Clearing empties the cells and not the record of each sequence's first and last position."""
 
     def reset(right: Any, self: CellTable) -> None:
-        kept = getattr(self, "_ranges", None)
+        kept = getattr(self, "_ranges", None)  # none yet when a table is made
         right(self)
         if kept is not None:
-            self._ranges = kept
+            self._ranges = self._kept = kept
 
     patch(CellTable, "reset", reset)
 
