@@ -36,8 +36,8 @@ def museum_command(
     if as_page:
         try:
             print("\n\n".join(page(read_cases(CASES))))
-        except OSError as error:
-            fail(f"{CASES}: {error.strerror}; the page is made in the folder of the repository")
+        except OSError as missing:
+            fail(f"{CASES}: {missing.strerror}; the page is made in the folder of the repository")
         return
     unknown = set(names or ()) - MUTANTS.keys()
     if unknown:
