@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,8 @@ class Batch:
                     f"{name} of a batch must be a flat list of integers, not {reprlib.repr(part)}"
                 )
         lists = () if self.seq_ids is None else self.seq_ids
+        if _LISTS.issuperset(map(type, lists)) and _INTEGERS.issuperset(map(type, chain.from_iterable(lists))):
+            return
         for ids in {id(ids): ids for ids in lists}.values():  # many entries share one list
             if not isinstance(ids, Sequence | np.ndarray) or not _holds_integers(ids):
                 raise CacheUsageError(
@@ -308,17 +310,14 @@ class BatchAllocator:
 
     def _set_contents(self, tokens: list[int] | None, has_embd: bool | list[bool], n: int) -> None:
         """The token array, and per entry token or embedding if the batch mixes them (rule A5)."""
-        flags = np.full(n, has_embd) if isinstance(has_embd, bool) else np.array(has_embd, np.bool_)
-        self.has_embd = bool(flags.any())
-        if tokens is None:
+        self.has_embd = has_embd if isinstance(has_embd, bool) else any(has_embd)
+        n_missing = n if tokens is None else tokens.count(NO_TOKEN)
+        if n_missing == n:
             return
         ids = np.array(tokens, np.int32)
-        missing = ids == NO_TOKEN
-        if missing.all():
-            return
-        if missing.any():
-            ids[missing] = 0
-            self.is_embd = missing
+        if n_missing:
+            self.is_embd = ids == NO_TOKEN
+            ids[self.is_embd] = 0
         self.tokens = ids
 
     def _set_positions(self, batch: Batch, pos0: list[int]) -> None:
@@ -440,11 +439,16 @@ class BatchAllocator:
         return tokens, bool(is_embd.any()), is_embd if is_embd.any() else None
 
 
+_LISTS, _INTEGERS = frozenset((list, tuple)), frozenset((int,))
+"""What sequence ids mostly come as, which needs no closer look."""
+
+
 def _holds_integers(values: Sequence[Any] | NDArray[Any]) -> bool:
     """Whether a sequence is flat and each entry an integer (Python's, numpy's, ...)."""
     if isinstance(values, np.ndarray):
         return values.ndim == 1 and values.dtype.kind in "iub"
-    return all(hasattr(kind, "__index__") for kind in set(map(type, values)))
+    kinds = set(map(type, values))
+    return kinds <= _INTEGERS or all(hasattr(kind, "__index__") for kind in kinds)
 
 
 def _check_32_bits(pos: list[int]) -> None:

@@ -124,7 +124,7 @@ class CellTable:
     @property
     def used_max_p1(self) -> int:
         """One past the last used cell, 0 if none."""
-        while self._top > 0 and self.pos[self._top - 1] == -1:
+        while self._top > 0 and self.pos.item(self._top - 1) == -1:
             live = np.flatnonzero(self.pos[max(0, self._top - 4096) : self._top] != -1)
             self._top = max(0, self._top - 4096) + (int(live[-1]) + 1 if len(live) else 0)
         return max(self._top, max(self._phantom) + 1) if self._phantom else self._top

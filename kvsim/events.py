@@ -16,9 +16,9 @@ from kvsim.memory import IntArray
 NO_CELLS: IntArray = np.empty(0, dtype=np.int32)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event:
-    """One thing that happened.
+    """One thing that happened. Take it as read-only: it is told to several, and made too often to be frozen.
 
     ``kind`` is one of :data:`KINDS`; ``cache`` and ``stream`` say where ("" and -1 for the context);
     ``cells`` are the cells concerned; ``detail`` holds the rest by name (``seq``, ``delta``, ``reason``, ...).

@@ -30,11 +30,11 @@ class OutputOrder:
             other = at[wanted]
             if other != row:
                 swaps.append((row, other))
-                at[ids[row]] = other
+                at[ids[row]], at[wanted] = other, row
                 ids[row], ids[other] = ids[other], ids[row]
         self.ids = tuple(ids)
         self.swaps = tuple(swaps)
-        self._row_of = {i: row for row, i in enumerate(ids)}
+        self._row_of = at
 
     @property
     def n_outputs(self) -> int:

@@ -87,10 +87,15 @@ class AttentionLeaf(Leaf):
     def n_stream(self) -> int:
         return self.spec.n_stream
 
+    @cached_property
+    def n_kv_step(self) -> int:
+        """Graphs read a multiple of so many cells, so that they repeat; all, if there are fewer."""
+        return max(self.spec.n_pad, 256)
+
     @property
     def n_positions(self) -> int:
         """Positions that a graph over blocks of positions looks at: those of all sequences, padded."""
-        pad = max(self.spec.n_pad, 256)
+        pad = self.n_kv_step
         end = 1 + max(self.seq_pos_max(s) for s in range(self.n_seq_max))
         return max(pad, -(-end // pad) * pad)
 

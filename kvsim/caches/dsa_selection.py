@@ -22,13 +22,14 @@ def check_selection(
 ) -> None:
     """Raise CacheUsageError if the selection of some ubatch could lie outside of ``mla``.
 
-    Equal tables find equal slots; only if they differ is the batch placed, on a copy.
+    Caches that are read as a whole agree, and equal tables find equal slots; only otherwise is the batch placed,
+    on a copy.
     """
     leaves = memory.leaves()
     attention, index = leaves[mla], leaves[lid]
     assert isinstance(attention, AttentionLeaf)
     assert isinstance(index, AttentionLeaf)
-    if attention.same_cells(index):
+    if index.size <= min(attention.size, attention.n_kv_step) or attention.same_cells(index):
         return
     trial = memory.copy_metadata()
     prepared = trial.init_batch(batch, n_ubatch, output_all)

@@ -76,7 +76,10 @@ class KVCache(AttentionLeaf):
 
     @property
     def has_shift(self) -> bool:
-        return any(cells.has_shift for cells in self.cells)
+        for cells in self.cells:  # asked before every decode
+            if cells.has_shift:
+                return True
+        return False
 
     # -- finding slots -------------------------------------------------------------------------
 
@@ -90,9 +93,8 @@ class KVCache(AttentionLeaf):
         ``cont`` asks for one contiguous run per stream, as the historic allocator did; decoding does only if
         :attr:`contiguous`. Returns None and sets ``last_failure`` if a stream has no room.
         """
-        n_parts = 1 if self.n_stream == 1 else ubatch.n_seqs_unq
-        n = ubatch.n_tokens // n_parts
-        streams = tuple(self.stream_of(s) for s in ubatch.seq_id_unq[:n_parts])
+        streams = ubatch.seq_id_unq if self.n_stream > 1 else (0,)
+        n = ubatch.n_tokens // len(streams)
         parts = []
         for stream in streams:
             search = self.search(stream)
@@ -117,7 +119,7 @@ class KVCache(AttentionLeaf):
         undo: list[tuple[SlotInfo, list[int], list[SavedCells]]] = []
         purged: list[Purged] = []
         old_heads = list(self.heads)
-        before = kv_hazards.Before.of(self) if self.observer is not None else None
+        half_alive = [table.half_alive for table in self.cells] if self.observer is not None else []
         for i, ubatch in enumerate(ubatches):
             slot = self.find_slot(ubatch, self.contiguous)
             if slot is None:
@@ -137,11 +139,12 @@ class KVCache(AttentionLeaf):
                 self.cells[stream].restore(cells)
             for local, stream in enumerate(slot.strm):
                 self.heads[stream] = heads[local]
-        for stream, (old, new) in enumerate(zip(old_heads, self.heads, strict=True)):
-            if old != new:
-                self._emit("head", stream, old=old, new=new)
-        if before is not None:
-            kv_hazards.after_prepare(self, ubatches, slots, purged, before)
+        if self.heads != old_heads:
+            for stream, (old, new) in enumerate(zip(old_heads, self.heads, strict=True)):
+                if old != new:
+                    self._emit("head", stream, old=old, new=new)
+        if self.observer is not None:
+            kv_hazards.after_prepare(self, ubatches, slots, purged, old_heads, half_alive)
         return slots if len(slots) == len(ubatches) else None
 
     def _only_fills(self, slot: SlotInfo, ubatch: Ubatch) -> bool:
@@ -184,14 +187,14 @@ class KVCache(AttentionLeaf):
         lost: dict[int, int] = {}  # seq -> largest position that was overwritten
         at = 0
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
-            cells, rows = self.cells[stream], slice(at, at + len(part))
+            table, rows = self.cells[stream], slice(at, at + len(part))
             pos, seq_ids = ubatch.pos0[rows], ubatch.seq_ids[rows]
-            for s, reach in cells.evict(part).items():
+            for s, reach in table.evict(part).items():
                 lost[s] = max(reach, lost.get(s, -1))
-            cells.place(part, pos, seq_ids)
+            table.place(part, pos, seq_ids)
             at += len(part)
             if not trial:
-                self._write_ext(cells, part, ubatch, rows)
+                self._write_ext(table, part, ubatch, rows)
                 self._emit("write", stream, part, pos=pos, seqs=seq_ids)
         purged = {s: cells for s, reach in sorted(lost.items()) if (cells := self._purge(s, reach))}
         if lost and self.observer is not None and not trial:
@@ -242,7 +245,7 @@ class KVCache(AttentionLeaf):
 
     def get_n_kv(self, slot: SlotInfo) -> int:
         """Padded attention length: one value for all streams of a ubatch, so that graphs repeat."""
-        pad = max(self.spec.n_pad, 256)
+        pad = self.n_kv_step
         used = max([self.cells[stream].used_max_p1 for stream in slot.strm])
         return min(self.size, max(pad, -(-used // pad) * pad))
 

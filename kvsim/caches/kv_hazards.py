@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,27 +22,17 @@ if TYPE_CHECKING:
     from kvsim.caches.kv import KVCache, Purged
 
 
-@dataclass(frozen=True)
-class Before:
-    """What a preparation should put back and does not always: per stream cells at position -1, and heads."""
-
-    half_alive: list[frozenset[int]]
-    heads: list[int]
-
-    @classmethod
-    def of(cls, cache: KVCache) -> Before:
-        return cls([table.half_alive for table in cache.cells], list(cache.heads))
-
-
 def after_prepare(
     cache: KVCache,
     ubatches: Sequence[Ubatch],
     slots: Sequence[SlotInfo],
     purged: Sequence[Purged],
-    before: Before,
+    heads: list[int],
+    half_alive: list[frozenset[int]],
 ) -> None:
     """What a preparation leaves behind although it was undone. For every ubatch that found its slot,
-    ``purged`` says what it took from each sequence; of that, cells of earlier slots are put back."""
+    ``purged`` says what it took from each sequence; of that, cells of earlier slots are put back. Heads and
+    cells at position -1, per stream, were these before; they are not always put back."""
     taken: set[tuple[int, int]] = set()
     survives: dict[int, int] = {}  # seq -> highest position that is not put back
     for i, (slot, purge) in enumerate(zip(slots, purged, strict=True) if any(purged) else ()):
@@ -63,11 +52,10 @@ def after_prepare(
     wanted = [s for s, highest in survives.items() if highest >= _start(cache, cache.seq_pos_max(s) + 1)]
     if refused and wanted:
         cache._hazard("purge-survives-refusal", seqs=sorted(wanted))
-    after = Before.of(cache)
-    if after.half_alive != before.half_alive:
+    if [table.half_alive for table in cache.cells] != half_alive:
         cache._hazard("undo-misses-position-minus-one")
-    if after.heads != before.heads and refused:
-        cache._hazard("heads-exchanged", before=before.heads, after=after.heads)
+    if cache.heads != heads and refused:
+        cache._hazard("heads-exchanged", before=heads, after=list(cache.heads))
 
 
 def _start(cache: KVCache, query: int) -> int:

@@ -9,6 +9,8 @@ Python: it looks at windows of cells, each larger than the last::
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from kvsim import window
@@ -52,11 +54,21 @@ class SlotSearch:
         enough_before = self.head > self.cells.used + 2 * n
         return 0 if enough_before or self.head >= self.cells.size else self.head
 
+    @cached_property
+    def all_usable(self) -> BoolArray:
+        """:meth:`usable` for every cell."""
+        return self.usable(0, self.cells.size)
+
     def find(self, n: int) -> IntArray:
         """The first ``n`` usable cells, fewer if there are not so many."""
         size = self.cells.size
         if n > size:
             return NO_CELLS
+        if size <= FIRST_WINDOW:
+            usable = where(self.all_usable)
+            first = int(usable.searchsorted(self._from(n)))
+            after = usable[first : first + n]
+            return after if len(after) == n else np.concatenate((after, usable[:first]))[:n]
         head, missing, found = self._from(n), n, []
         for start, stop in ((head, size), (0, head)):
             step, lo = FIRST_WINDOW, start
@@ -73,7 +85,7 @@ class SlotSearch:
         size = self.cells.size
         if n > size:
             return NO_CELLS
-        at, tested, usable = self._from(n), 0, self.usable(0, size)
+        at, tested, usable = self._from(n), 0, self.all_usable
         while tested < size:
             if at + n > size:
                 tested += size - at
@@ -88,7 +100,7 @@ class SlotSearch:
 
     def refusal(self, cache: str, stream: int, asked: int, found: int) -> PrepareFailure:
         """Why there was no room, in numbers."""
-        usable = self.usable(0, self.cells.size)
+        usable = self.all_usable
         free = int(np.count_nonzero(self.cells.pos == -1))
         edges = ranges(usable)
         holes = [end - start for start, end in zip(edges[::2], edges[1::2], strict=True)]
