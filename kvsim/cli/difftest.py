@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +15,14 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from kvsim.cli.simulate import only_with
 from kvsim.cli.terminal import DIFFERENT, check_writable, counted, fail, stderr, stdout, under_way
 from kvsim.cli.versions import hold_against
 from kvsim.errors import KvsimError
 from kvsim.narrate.words import count
 from kvsim.testing.difftest import SESSION, Campaign, Failure, Shard, run, shrink_failure
 from kvsim.testing.match import DifferenceError
+from kvsim.testing.pipe import ANSWER_WITHIN
 from kvsim.testing.recorded import told, write_failure
 from kvsim.testing.report import Report, merged, read_report
 
@@ -37,6 +40,9 @@ def difftest_command(
     command: Annotated[
         str, typer.Option("--exec", metavar="CMD", help="A program that speaks docs/protocol.md.")
     ] = "",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="With --exec: for each answer, the greeting included.")
+    ] = ANSWER_WITHIN,
     memory: Annotated[str, typer.Option(help="A member of the family, or all.")] = "all",
     config: Annotated[str, typer.Option(help="Only configurations of this name.")] = "",
     seed: Annotated[int, typer.Option(help="What is done depends on it alone.", min=0)] = 1,
@@ -79,6 +85,9 @@ def difftest_command(
     _none_beside("--exec", command, other)
     _none_beside("--ray", ray, here)
     _none_beside("--lane or --against", lane or against, {**other, "--exec": command, **here, **session})
+    only_with("--exec", command, {"--timeout": timeout != ANSWER_WITHIN})
+    if not 0 < timeout < threading.TIMEOUT_MAX:
+        fail(f"--timeout {timeout} is no time to wait")
     try:
         if merge:
             whole = merged(merge)
@@ -91,7 +100,9 @@ def difftest_command(
             lanes = lane or "llamacpp", against or "llamacpp"
             n_changes = hold_against(*lanes, memory, config, ops, seed, trace)
             raise typer.Exit(DIFFERENT if n_changes else 0)
-        campaign = Campaign(subject, _command(command), memory, config, seed, profile, _weights(weight), rows)
+        campaign = Campaign(
+            subject, _command(command), memory, config, seed, profile, _weights(weight), rows, timeout
+        )
         done = _resumed(campaign, report)
         with _ended_by_sigterm():
             failure = _played(campaign, done, ops, _shard(shard), jobs, ray, report)
@@ -203,6 +214,8 @@ def _save(failure: Failure, seed: int, trace: Path) -> None:
 def again(campaign: Campaign, failure: Failure) -> str:
     """The command that comes to the same failure: it is in the last of so many sessions."""
     tested = ["--exec", shlex.join(campaign.command)] if campaign.command else ["--subject", campaign.subject]
+    if campaign.timeout != ANSWER_WITHIN:
+        tested += ["--timeout", f"{campaign.timeout:g}"]
     narrowed = ["--config", campaign.config] if campaign.config else []
     weights = [f"--weight={name}={n}" for name, n in campaign.weights] + ["--rows"] * campaign.rows
     n_ops = (failure.session + 1) * SESSION

@@ -22,7 +22,7 @@ from kvsim.testing import generate
 from kvsim.testing.cache_info import CACHES, CacheInfo, Config
 from kvsim.testing.coverage import Watcher
 from kvsim.testing.match import DifferenceError, Match
-from kvsim.testing.pipe import PipeSubject
+from kvsim.testing.pipe import ANSWER_WITHIN, PipeSubject
 from kvsim.testing.profiles import PROFILES, Profile, operations
 from kvsim.testing.report import Report, check_division
 from kvsim.testing.rows import RowsSubject, engine_attend
@@ -57,7 +57,7 @@ class Campaign:
     """What is tested, and with what. ``subject``: ``reference`` (against the ledger alone), ``engine``,
     ``module:Class``; or ``command``: a program that speaks the protocol of docs/protocol.md. ``memory``: a
     member of the family, or ``all``. ``rows``: what a subject tells of its rows, masks, logits and saved states
-    is compared with a reference that has them."""
+    is compared with a reference that has them. ``timeout``: seconds that a program has for an answer."""
 
     subject: str = "reference"
     command: tuple[str, ...] = ()
@@ -67,6 +67,7 @@ class Campaign:
     profile: str = "usual"
     weights: tuple[tuple[str, int], ...] = ()
     rows: bool = False
+    timeout: float = ANSWER_WITHIN
 
     def __post_init__(self) -> None:
         if self.memory != "all" and self.memory not in CACHES:
@@ -99,7 +100,7 @@ class Campaign:
 
     def _tested(self) -> Subject:
         if self.command:
-            return PipeSubject(self.command)
+            return PipeSubject(self.command, self.timeout)
         if self.rows and self.subject == "engine":
             return RowsSubject("engine", partial(engine_leaves, data=True), engine_attend)
         return subject_named(self.subject)

@@ -42,6 +42,9 @@ VERSION = 1
 LIMIT = 1 << 22
 """Most bytes of one answer."""
 
+ANSWER_WITHIN = 5.0
+"""Seconds that a program has for an answer, unless told otherwise."""
+
 STDERR_KEPT = 20
 """Last lines of the program's stderr that a message shows."""
 
@@ -49,7 +52,7 @@ STDERR_KEPT = 20
 class PipeSubject(Subject):
     """The program ``command``. ``timeout``: seconds it has for an answer."""
 
-    def __init__(self, command: Sequence[str], timeout: float = 5.0) -> None:
+    def __init__(self, command: Sequence[str], timeout: float = ANSWER_WITHIN) -> None:
         self.command = list(command)
         self.timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None

@@ -139,6 +139,10 @@ def test_the_command_that_repeats_a_failure_repeats_it() -> None:
         f"kvsim difftest --subject {FAULTY} --memory kv --seed 5 --profile usual --shard {n}/{n} "
         f"--ops {n * SESSION}"
     )
+    slow = Campaign(command=("./mine", "--flag"), timeout=0.5)
+    assert again(slow, failure).startswith(
+        "kvsim difftest --exec './mine --flag' --timeout 0.5 --memory all "
+    )
     repeated = run(campaign, Report(campaign.plan), n * SESSION, Shard(n, n))
     assert repeated is not None
     assert repeated.error.ops == failure.error.ops

@@ -94,11 +94,8 @@ def program(folder: Path, text: str) -> tuple[str, ...]:
         ("answer(line, after={'reads': {'kv': {'0': [[float('nan'), 1]]}}})", "differs", r"\[nan, 1\] is no \["),
     ],
 )  # fmt: skip
-def test_a_program_that_misbehaves_is_reported(
-    tmp_path: Path, rest: str, verdict: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(PipeSubject.__init__, "__defaults__", (2.0,))
-    campaign = Campaign(command=program(tmp_path, HEAD + rest), memory="kv", config="tiny")
+def test_a_program_that_misbehaves_is_reported(tmp_path: Path, rest: str, verdict: str, said: str) -> None:
+    campaign = Campaign(command=program(tmp_path, HEAD + rest), memory="kv", config="tiny", timeout=2)
     _, failure = session_of(campaign, 0, campaign.configs())
     assert failure is not None
     assert failure.error.verdict == verdict
@@ -117,9 +114,8 @@ def test_a_program_that_speaks_unasked_is_reported(tmp_path: Path) -> None:
     assert "it spoke without being asked" in failure.error.what
 
 
-def test_what_a_program_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
     """It leaves a child behind that keeps its pipes open."""
-    monkeypatch.setattr(PipeSubject.__init__, "__defaults__", (2.0,))
     left = tmp_path / "left"
     rest = f"""
 child = os.fork()
@@ -128,7 +124,7 @@ if child == 0:
 open({str(left)!r}, "w").write(str(child))
 os._exit(5)
 """
-    campaign = Campaign(command=program(tmp_path, HEAD + rest), memory="kv", config="tiny")
+    campaign = Campaign(command=program(tmp_path, HEAD + rest), memory="kv", config="tiny", timeout=2)
     _, failure = session_of(campaign, 0, campaign.configs())
     assert failure is not None
     assert (failure.error.verdict, failure.error.what) == ("died", "it exited with status 5")
