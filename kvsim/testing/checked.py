@@ -22,7 +22,7 @@ from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.errors import BatchError, CacheUsageError, KvsimError
 from kvsim.events import Event, Observer
 from kvsim.hazards import HAZARDS
-from kvsim.ledger import AttentionPart, Entry, Ledger
+from kvsim.ledger import CONTENT, POSITION, AttentionPart, Entry, Ledger
 from kvsim.ledger_states import NO_STATE, Histories, StatePart
 from kvsim.memory import Memory, Snapshot
 from kvsim.models.memory_spec import CSA_RATIO
@@ -360,13 +360,11 @@ class Checked:
         has explained it."""
         part = self.ledger.parts[name]
         assert isinstance(part, AttentionPart)
-        agreed = self._agreed[name]
+        agreed, rows = self._agreed[name], name not in self._rowless
         for seq in (found.keys() | part.held.keys()) - self._astray:
-            entries, cells = part.held.get(seq), found.get(seq)
-            n = len(entries or ())
-            before = agreed.get(seq)
-            if before is None or before[1] != n or before[0] is not entries or before[2] is not cells:
-                missing, extra = part.difference(seq, cells or [], rows=name not in self._rowless)
+            entries, cells = part.held.get(seq, NOTHING_HELD), found.get(seq, NOTHING_HELD)
+            if not _agree_as_before(agreed.get(seq), entries, cells, rows):
+                missing, extra = part.difference(seq, cells, rows)
                 if missing or extra:
                     if not self._explained(name, seq):
                         raise self._failure(
@@ -375,7 +373,7 @@ class Checked:
                         )
                     yield seq
                     continue
-                agreed[seq] = entries, n, cells  # lists of entries are replaced, or grow
+            agreed[seq] = entries, len(entries), cells
             if self.events and any(self._explained(name, seq, hazard) for hazard in WINDOW_LOST):
                 yield seq
 
@@ -457,8 +455,24 @@ def _positions(held: Mapping[int, Sequence[Entry]], seq: int) -> Counter[int]:
     return Counter(e.pos for e in held.get(seq, ()))
 
 
-Agreed = tuple[list[Entry] | None, int, list[Entry] | None]
-"""What a ledger holds of a sequence, how much that is, and what the cells hold."""
+NOTHING_HELD: list[Entry] = []
+
+Agreed = tuple[list[Entry], int, list[Entry]]
+"""What a ledger holds of a sequence, how much that is, and what the cells hold. The ledger's list is replaced, or
+grows."""
+
+
+def _agree_as_before(before: Agreed | None, entries: list[Entry], cells: list[Entry], rows: bool) -> bool:
+    """Whether ledger and cells, which agreed before, have since but got the same at their ends: the window, which
+    may have forgotten what was before, only moves on."""
+    if before is None or before[0] is not entries:
+        return False
+    _, n, known = before
+    if cells is known:
+        return n == len(entries)
+    key = CONTENT if rows else POSITION
+    new = cells[len(known) :]
+    return cells[: len(known)] == known and list(map(key, new)) == list(map(key, entries[n:]))
 
 
 def check_picture(snapshot: Snapshot, before: Snapshot) -> None:

@@ -200,7 +200,7 @@ class StateSketch:
             for i, stream in enumerate(streams):
                 record, value = self._last.get((name, i), (None, 0))
                 if record is not stream:
-                    value = hash((stream["head"], *((c[0], c[1], *c[2], -2, c[3]) for c in stream["cells"])))
+                    value = hash((stream["head"], *[(c[0], c[1], *c[2], -2, c[3]) for c in stream["cells"]]))
                     self._last[name, i] = stream, value
                 yield value
 

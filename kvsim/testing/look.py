@@ -38,9 +38,9 @@ class Look:
 
     __slots__ = ("cells", "entries", "held", "record", "rows", "seen")
 
-    def __init__(self, seen: tuple[Any, ...], cells: list[Cell]) -> None:
+    def __init__(self, seen: tuple[Any, ...]) -> None:
         self.seen = seen
-        self.cells = cells
+        self.cells: list[Cell] = []
         self.entries: list[Entry | None] = []
         self.rows: list[list[Any] | None] = []
         self.record: dict[str, Any] = {}
@@ -50,7 +50,7 @@ class Look:
         return self
 
 
-NOTHING = Look((), [])
+NOTHING = Look(())
 
 
 def numbers_of(table: CellTable) -> IntArray:
@@ -72,12 +72,16 @@ def look_at(
     that is turned for: ``int32[size, 2]``.
     """
     end = table.extent  # empty from here on, as a proof of everything shows now and then
-    numbers, owners, ink = numbers[:, :end], table.seq[:, :end], ink[:end]
     used, has_shift, half_alive = table.used, table.has_shift, table.half_alive
-    seen = (head, used, has_shift, half_alive, numbers.tobytes(), owners.tobytes(), ink.tobytes())
+    seen: tuple[Any, ...] = (head, used, has_shift, half_alive)
+    if end:
+        numbers, owners, ink = numbers[:, :end], table.seq[:, :end], ink[:end]
+        seen = (*seen, numbers.tobytes(), owners.tobytes(), ink.tobytes())
     if seen == before.seen:
         return before
-    look = Look(seen, list(zip(*numbers.tolist(), *ink.T.tolist(), *owners.tolist(), strict=True)))
+    look = Look(seen)
+    if end:
+        look.cells = list(zip(*numbers.tolist(), *ink.T.tolist(), *owners.tolist(), strict=True))
     known = before.cells[:end] if before is not NOTHING and before.seen[3] == half_alive else []
     n = len(known)
     look.entries = before.entries[:n] + [None] * (end - n)
