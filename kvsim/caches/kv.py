@@ -76,10 +76,7 @@ class KVCache(AttentionLeaf):
 
     @property
     def has_shift(self) -> bool:
-        for cells in self.cells:  # asked before every decode
-            if cells.has_shift:
-                return True
-        return False
+        return any(cells.has_shift for cells in self.cells)
 
     # -- finding slots -------------------------------------------------------------------------
 

@@ -34,7 +34,8 @@ def pool_starts(pos: IntArray, size: int, by_order: bool) -> IntArray:
         return np.empty(0, np.int32)
     if by_order:
         return np.arange(0, n - size + 1, size, dtype=np.int32)
-    steps = np.concatenate(([0], np.cumsum(np.diff(pos) == 1)))
+    steps = np.zeros(n, np.intp)
+    np.cumsum(pos[1:] == pos[:-1] + 1, out=steps[1:])
     whole = steps[size - 1 :] - steps[: n - size + 1] == size - 1
     aligned = (pos[: n - size + 1] - pos[0]) % size == 0
     return np.flatnonzero(whole & aligned).astype(np.int32)
@@ -57,6 +58,10 @@ class SequencePools:
     @property
     def pos_min(self) -> int:
         return int(self.pos[0]) if len(self.pos) else 0
+
+    def is_of(self, pos: IntArray, cells: IntArray) -> bool:
+        """Whether it was made of these."""
+        return self.pos.tobytes() == pos.tobytes() and self.cells.tobytes() == cells.tobytes()
 
     def rank(self, pos: int, cell: int) -> int:
         """Place of a cell among the sequence's cells."""
@@ -99,6 +104,8 @@ class PoolLayout:
         if not len(pos):
             return None
         old = self.seqs.get(s)
+        if old is not None and stale == CLEAN and old.is_of(pos, cells):
+            return old
         kept = 0
         shared = False
         if old is not None and stale == CLEAN and old.pos_min == int(pos[0]):
