@@ -4,8 +4,8 @@ bytes.
 python -m engine.gpu_check [--out FILE]
 
 Writes JSON: the tests' verdict, and per operation its microseconds and the fraction ``copy / operation`` (1:
-as fast as a plain device copy of the rows it touches). Exit status 0: tests passed; 1: some failed; 3: no
-GPU.
+as fast as a plain device copy of the rows it touches). Exit status 0: tests passed and all was measured; 1:
+something failed; 3: no GPU.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +35,11 @@ from kvsim.models.params import LayerParams, ModelParams, RopeType
 
 NO_GPU = 3
 REPEATS = 20
+N_CELLS, N_TOKENS = 131_072, 512
 TESTS = Path(__file__).parents[1] / "tests" / "engine"
 TEST_SECONDS = 180
+TAIL = 2000
+"""So many characters of what the tests print are kept."""
 
 
 @dataclass(frozen=True)
@@ -53,29 +57,37 @@ class Measured:
         return self.copy_microseconds / self.microseconds
 
 
+@dataclass(frozen=True)
+class Failed:
+    """A line that could not be measured."""
+
+    operation: str
+    error: str
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.gpu_check", description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file, anew after each line")
     out = parser.parse_args(argv).out
     if not torch.cuda.is_available():
         print("no GPU: torch finds no CUDA device here, so nothing was checked", file=sys.stderr)
         return NO_GPU
     passed, tail = run_tests()
-    rows = [{**asdict(row), "fraction": row.fraction} for row in table("cuda")]
-    report = json.dumps(
-        {
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "tests_passed": passed,
-            "tests": tail,
-            "rows": rows,
-        },
-        indent=1,
-    )
-    print(report)
-    if out is not None:
-        out.write_text(report + "\n")
-    return 0 if passed else 1
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "tests_passed": passed,
+        "tests": tail, "rows": [], "failed": [],
+    }  # fmt: skip
+    print(tail, file=sys.stderr)
+    for line in table("cuda", N_CELLS, N_TOKENS):
+        print(line, file=sys.stderr, flush=True)
+        if isinstance(line, Failed):
+            report["failed"].append(asdict(line))
+        else:
+            report["rows"].append({**asdict(line), "fraction": line.fraction})
+        if out is not None:
+            out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+    return 0 if passed and not report["failed"] else 1
 
 
 def run_tests() -> tuple[bool, str]:
@@ -85,26 +97,30 @@ def run_tests() -> tuple[bool, str]:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TEST_SECONDS, cwd=TESTS.parents[1]
         )
-    except subprocess.TimeoutExpired:
-        return False, f"the tests took more than {TEST_SECONDS} s"
-    return done.returncode == 0, done.stdout[-2000:]
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        return False, f"{said[-TAIL:]}\nthe tests took more than {TEST_SECONDS} s"
+    return done.returncode == 0, done.stdout[-TAIL:]
 
 
 # -- the table -------------------------------------------------------------------------------------
 
 
-def table(device: str, n_cells: int = 131_072, n_tokens: int = 512, repeats: int = REPEATS) -> list[Measured]:
-    """Each operation on a cache of ``n_cells`` f16 rows of 8 heads of 128, all but the last few cells
-    used."""
-    bench = _Bench(device, n_cells, n_tokens, repeats)
-    return [
-        bench.k_shift(),
-        bench.defragmentation(),
-        bench.stream_copy(),
-        bench.attention(),
-        bench.indexer(),
-        bench.mask(),
-    ]
+def table(device: str, n_cells: int, n_tokens: int, repeats: int = REPEATS) -> Iterator[Measured | Failed]:
+    """Each operation on a cache of ``n_cells`` f16 rows of 8 heads of 128, all but the last few cells used; as
+    they are measured. One that fails leaves the others their turn."""
+    try:
+        bench = _Bench(device, n_cells, n_tokens, repeats)
+    except Exception as error:
+        yield Failed("filling a cache", repr(error))
+        return
+    for measure in (
+        bench.k_shift, bench.defragmentation, bench.stream_copy, bench.attention, bench.indexer, bench.mask,
+    ):  # fmt: skip
+        try:
+            yield measure()
+        except Exception as error:
+            yield Failed(measure.__name__, repr(error))
 
 
 class _Bench:

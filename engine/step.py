@@ -57,7 +57,7 @@ class RepeatedStep:
             self._graph.replay()
         elif self.cache.device.type == "cuda" and self._out is not None:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.device(self.cache.device), torch.cuda.graph(self._graph):
                 self._out = self._run()
             self._graph.replay()
         else:

@@ -9,6 +9,7 @@ what a capture must not do raises, and what the host knew at capture stays as it
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -312,6 +313,22 @@ class Beginnings(TorchFunctionMode):
 # -- graphs and the block --------------------------------------------------------------------------
 
 
+class Event:
+    """In place of ``torch.cuda.Event``."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at - self.at) * 1e3
+
+
 class Graph:
     """In place of ``torch.cuda.CUDAGraph``."""
 
@@ -343,6 +360,7 @@ def pretended_gpu() -> Iterator[Pretending]:
     with pytest.MonkeyPatch.context() as patch, Beginnings(pretending), pretending:
         patch.setattr(torch.cuda, "_lazy_init", nothing)
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
+        patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "graph", capture)
         patch.setattr(torch.cuda, "device", nullcontext)
         torch._C._set_only_lift_cpu_tensors(True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_recordings import traces
+from engine_recordings import slack, traces
 
 from engine import EngineFactory, attention, indexer
 from engine.kv_view import KVView as EngineView
@@ -80,7 +80,8 @@ def test_attention_equals_the_reference_over_the_same_rows(kind: str, device: st
                 twin, layer.il, torch.from_numpy(q).to(device), twin.mask(), scale=size**-0.5
             )
             want = reference_result(view, layer, q, mask)
-            assert np.abs(out.cpu().numpy() - want).max() <= TOLERANCE[layer.k.name] * np.abs(want).max()
+            allowed = slack(device) * TOLERANCE[layer.k.name]
+            assert np.abs(out.cpu().numpy() - want).max() <= allowed * np.abs(want).max()
             n_checked += 1
     assert n_checked >= 8
 
@@ -118,7 +119,7 @@ def test_recorded_results_within_the_error_of_exact_attention(path: Path, device
             rounded_to = "f16" if layer["type_k"] == "f32" and meta["flash_attn"] else layer["type_k"]
             out = recorded_attention(arrays, f"l{layer['il']}.", meta, device)
             want = arrays[f"l{layer['il']}.out"]
-            assert np.abs(out - want).max() <= TOLERANCE.get(rounded_to, 3.5e-2)
+            assert np.abs(out - want).max() <= slack(device) * TOLERANCE.get(rounded_to, 3.5e-2)
 
 
 def recorded_attention(arrays: Any, prefix: str, meta: Any, device: str) -> np.ndarray:
@@ -164,7 +165,7 @@ def test_gathered_cells_give_what_the_dense_mask_gives(device: str) -> None:
     dense = attention.read_cells(*(x.transpose(0, 1)[None] for x in (q, k, k[..., :8])), mask, scale=0.25)
     rows = k[cells][:, None]
     sparse = attention.read_gathered(q, rows, rows[..., :8], counts[:, None], scale=0.25)
-    assert torch.allclose(dense[0].transpose(0, 1), sparse, atol=1e-6)
+    assert torch.allclose(dense[0].transpose(0, 1), sparse, atol=slack(device) * 1e-6)
 
 
 def test_gathered_blocks_give_what_the_dense_mask_gives(device: str) -> None:
@@ -194,7 +195,7 @@ def test_gathered_blocks_give_what_the_dense_mask_gives(device: str) -> None:
     dense = attention.read_cells(*(x.transpose(0, 1)[None] for x in (q, k, v)), per_head[None], scale=0.25)
     gathered, counts = indexer.gathered_blocks(blocks, slots, seen, block)
     sparse = attention.read_gathered(q, k[gathered], v[gathered], counts, scale=0.25)
-    assert torch.allclose(dense[0].transpose(0, 1), sparse, atol=1e-6)
+    assert torch.allclose(dense[0].transpose(0, 1), sparse, atol=slack(device) * 1e-6)
 
 
 def test_a_token_that_sees_nothing_reads_nothing() -> None:

@@ -27,7 +27,8 @@ def test_cells_and_rows_move_as_in_the_reference(kind: str, device: str, max_nod
     """Holes of all lengths; with few graph nodes the plan stops in the middle."""
     rng = np.random.default_rng(8)
     n_moves = 0
-    for trace in traces(kind)[:4]:
+    recordings = traces(kind, device)[:4]
+    for trace in recordings:
         ours, reference = pair(trace.header, device, Defrag(max_nodes=max_nodes))
         seqs = range(min(2, reference.resolved.n_seq_max))
         for _ in range(3):
@@ -51,7 +52,7 @@ def test_cells_and_rows_move_as_in_the_reference(kind: str, device: str, max_nod
                 assert getattr(ours.memory.leaves()[name], "last_defrag", ()) == expected
                 n_moves += sum(len(report.moves) for report in expected)
             ours.memory.check_integrity()
-    assert n_moves > 10
+    assert n_moves >= 3 * len(recordings)
 
 
 def test_other_strategies_are_refused() -> None:

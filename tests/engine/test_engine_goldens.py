@@ -1,5 +1,5 @@
 """llama.cpp's recorded numbers, recomputed by the engine: the checks of ``kvsim verify``, with kvsim's
-functions replaced by the engine's, within the same tolerances."""
+functions replaced by the engine's, within the same tolerances (on a GPU: four times)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_recordings import slack
 
 from engine import codecs, compressor, indexer, rope, store
 from kvsim.models.cache_types import cache_type
@@ -55,9 +56,9 @@ def decode(name: str, raw: torch.Tensor) -> torch.Tensor:
     return codecs.decode(kind, raw.view(codecs.FLOATS.get(name, torch.uint8)))
 
 
-def assert_agrees(path: Path) -> int:
+def assert_agrees(path: Path, device: str) -> int:
     result = verify_file(path)
-    bad = [check for check in result.checks if not check.ok]
+    bad = [check for check in result.checks if check.max_error > slack(device) * check.tolerance]
     assert not bad, f"{path.name}: {bad[0]}"
     return len(result.checks)
 
@@ -66,7 +67,7 @@ def test_rows_have_llama_cpps_bytes(device: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rowcodec, "CACHE_TYPES", {name: cache_type(name) for name in STORED})
     monkeypatch.setattr(rowcodec, "encode", on(device, encode))
     monkeypatch.setattr(rowcodec, "decode", on(device, decode))
-    assert sum(map(assert_agrees, files("rowcodec"))) > 10
+    assert sum(assert_agrees(path, device) for path in files("rowcodec")) > 10
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -92,14 +93,14 @@ def test_keys_turn_as_recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(KeyShift, "apply", apply)
     for path in files("kshift"):
         if not any(f"_{name}" in path.name for name in ("iq4_nl", "q4_1", "q5_0", "q5_1")):
-            assert_agrees(path)
+            assert_agrees(path, device)
 
 
 def test_the_lightning_indexer_scores_as_recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dsa, "index_vectors", on(device, indexer.index_vectors))
     monkeypatch.setattr(dsa, "index_scores", on(device, indexer.index_scores))
     for path in files("dsa"):
-        assert_agrees(path)
+        assert_agrees(path, device)
 
 
 def test_blocks_are_scored_and_chosen_as_recorded(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +120,7 @@ def test_blocks_are_scored_and_chosen_as_recorded(device: str, monkeypatch: pyte
     ):  # fmt: skip
         monkeypatch.setattr(msa.msa, name, on(device, function))
     for path in files("msa"):
-        assert_agrees(path)
+        assert_agrees(path, device)
 
 
 def test_compressors_give_the_recorded_rows(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,4 +135,4 @@ def test_compressors_give_the_recorded_rows(device: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(dsv4, "run_plan", run)
     for path in files("dsv4"):
-        assert_agrees(path)
+        assert_agrees(path, device)

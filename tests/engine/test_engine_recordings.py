@@ -7,7 +7,7 @@ kvsim itself performs the same operations: the shapes that decide whether a grap
 from __future__ import annotations
 
 import pytest
-from engine_recordings import KINDS, traces
+from engine_recordings import KINDS, small_ones, traces
 
 from engine import EngineFactory
 from kvsim.replay import Replayer, context_of, replay_beside
@@ -45,7 +45,7 @@ def test_graphs_are_reused_when_the_reference_reuses_them(kind: str) -> None:
 def test_what_the_host_believes_is_what_the_device_holds(kind: str) -> None:
     """Ranges, the last used cell, known sequences: kept on the host so as not to ask, and true after each
     step."""
-    for trace in traces(kind)[:3]:
+    for trace in small_ones(kind):
         replayer = Replayer(context_of(trace.header, EngineFactory()))
         memory = replayer.context.memory
         for step in trace:

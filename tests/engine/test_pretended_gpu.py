@@ -110,7 +110,7 @@ def test_a_capture_leaves_the_host_alone(forbidden: Callable[..., object]) -> No
             forbidden(x)
 
 
-def test_a_division_by_a_number_is_a_last_bit_off_as_on_cuda() -> None:
+def test_a_division_by_a_number_is_a_last_bit_off_as_on_a_gpu() -> None:
     with pretended_gpu():
         x, right = torch.full((), 9.0, device=PRETENDED), float(np.float32(9) / np.float32(127))
         assert float(x / 127) != right
