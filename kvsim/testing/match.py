@@ -286,9 +286,11 @@ def _same_cells(op: Op | None, wanted: Outcome, found: Outcome, i: int) -> str:
         expected, got = (_in_words(outcome.answer) for outcome in (wanted, found))
         return f"it answered {got}, expected was {expected}"
     steps = [Step(i, name, args, o.answer, None, o.picture) for o in (wanted, found)]  # type: ignore[arg-type]
-    fields = [
-        f"{d.path} is {_short(d.computed)}, expected {_short(d.recorded)}" for d in compare_step(*steps)
-    ]
+    try:
+        apart = compare_step(*steps)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:  # whatever it showed
+        return f"its snapshot is no picture of cells ({type(error).__name__}: {error})"
+    fields = [f"{d.path} is {_short(d.computed)}, expected {_short(d.recorded)}" for d in apart]
     more = f"; and {len(fields) - SHOWN} more" if len(fields) > SHOWN else ""
     return "; ".join(fields[:SHOWN]) + more
 

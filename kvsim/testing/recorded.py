@@ -71,11 +71,11 @@ def write_failure(
         for step in steps_of(config, error.ops):
             steps.append(step)
     last = _as_subject_has_it(steps[-1], error)
-    write_steps(path, header, [*steps[:-1], last])
     try:
+        write_steps(path, header, [*steps[:-1], last])
         for _ in read_trace(path):
             pass
-    except TraceError:
+    except (TraceError, ValueError):  # no trace can have what it showed
         write_steps(path, header, steps)
 
 
@@ -88,7 +88,8 @@ def _as_subject_has_it(step: Step, error: DifferenceError) -> Step:
     found = error.found
     if found is None or ENDS in (found.answer, error.wanted and error.wanted.answer):
         return step
-    after: dict[str, Any] = found.picture if "caches" in found.picture else step.after
+    shows_cells = isinstance(found.picture, dict) and "caches" in found.picture
+    after: dict[str, Any] = found.picture if shows_cells else step.after
     ret = found.answer if isinstance(found.answer, int) else step.ret
     extra = {"size": ret} if "size" in step.extra else {}
     return replace(step, ret=ret, after=after, extra=extra)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvsim.cli.difftest import again
 from kvsim.errors import KvsimError
+from kvsim.ops import Op
 from kvsim.replay import replay_beside
 from kvsim.testing.cache_info import CACHES
 from kvsim.testing.coverage import RULES, StateSketch, rules_of, unreached
@@ -16,6 +20,7 @@ from kvsim.testing.difftest import SESSION, Campaign, Shard, attempt, run, sessi
 from kvsim.testing.profiles import PROFILES, cramped
 from kvsim.testing.recorded import write_failure
 from kvsim.testing.report import Report, merged, read_report
+from kvsim.testing.subject import ContextSubject, Picture
 from kvsim.trace import compare_step, read_trace
 
 FAULTY = "difftest_subjects:KeepsLast"
@@ -156,6 +161,46 @@ def test_what_a_subject_raises_is_a_finding() -> None:
     assert "ZeroDivisionError: three is the most" in str(failure.error)
     [decode] = shrink_failure(campaign, failure).ops
     assert len(decode.args["seq"]) == 4
+
+
+class ShowsNonsense(ContextSubject):
+    """From its second picture on."""
+
+    def __init__(self, spoil: Callable[[Picture], Any]) -> None:
+        super().__init__("nonsense")
+        self._spoil, self._shown = spoil, 0
+
+    def snapshot(self) -> Picture:
+        picture = super().snapshot()
+        self._shown += 1
+        return picture if self._shown == 1 else (self._spoil(picture) or picture)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda picture: picture["caches"]["kv"][0].update(cells=[7]),
+        lambda picture: picture["caches"]["kv"][0]["cells"].append([None]),
+        lambda picture: picture["caches"]["kv"][0]["cells"].append([{}, 0]),
+        lambda picture: picture["caches"]["kv"][0]["cells"].append([]),
+        lambda picture: picture["caches"]["kv"][0].update(head=math.nan),
+        lambda picture: picture["pos"].update({"0": [math.inf, 10**30]}),
+        lambda picture: picture.update(caches=None),
+        lambda picture: math.nan,
+        lambda picture: picture.update(recurrent={"cells": "x"}),
+    ],
+)
+def test_a_picture_that_is_none_is_a_finding_and_its_trace_can_be_read(
+    spoil: Callable[[Picture], Any], tmp_path: Path
+) -> None:
+    info = CACHES["kv"]
+    error = attempt(
+        info, info.configs[0], [ContextSubject(), ShowsNonsense(spoil)], [Op.decode([1], [0], [[0]])]
+    )
+    assert error is not None
+    assert (error.verdict, len(error.ops)) == ("differs", 1)
+    write_failure(tmp_path / "t.jsonl", info.configs[0], error)
+    assert len(list(read_trace(tmp_path / "t.jsonl"))) == 2
 
 
 def test_failures_cross_processes() -> None:
