@@ -39,9 +39,6 @@ COMPRESSED_LATER = {
 """Hazards after which the rings of DeepSeek-V4 hold something else than the sequence; the difference shows
 when a block is completed."""
 
-WINDOW_LOST = ("trimmed-past-window", "window-forgets-sequence")
-"""After these the positions of a sequence may start anew; what the window has forgotten is out of reach."""
-
 KEPT = "empty-state-removes-nothing"
 """After this a restore has changed nothing."""
 

@@ -8,6 +8,7 @@ from kvsim.ops import Op
 from kvsim.testing.cache_info import CACHES
 from kvsim.testing.checked import Checked
 from kvsim.testing.ink_cache import cells_of
+from kvsim.testing.profiles import cramped
 
 
 def one(seq: int, pos: int) -> Op:
@@ -112,3 +113,20 @@ def test_a_window_that_a_state_of_nothing_left_behind_is_astray() -> None:
     swa = checked.memory.leaves()["swa"]
     assert isinstance(swa, KVCache)
     assert sorted(e.pos for e in cells_of(swa)[0]) == [1, 1, 2, 3, 4]
+
+
+def test_a_passed_token_that_another_owners_shift_removed_is_not_asked_for_again() -> None:
+    """hazard shift-moves-other-owners: the window cache keeps an owner that the base does not, and its shift
+    frees the last token of sequence 1, which then goes on from the position before."""
+    info = CACHES["iswa"]
+    checked = Checked(info, cramped(next(config for config in info.configs if config.name == "window-of-1")))
+    for op in (
+        Op.decode([1, 2, 3], [0, 1, 2], [[1]] * 3), one(0, -1), one(1, 3), Op.seq_rm(1), Op.seq_rm(0),
+        Op.decode(None, [1, 2], [[0]] * 2), Op.decode([4, 5], [0, 1], [[1]] * 2), Op.seq_add(0, -1, -1, -4),
+    ):  # fmt: skip
+        checked.perform(op)
+    assert [(event.cache, event.detail["id"]) for event in checked.events] == [("swa", "shift-moves-other-owners")]
+    checked.perform(one(1, 1))
+    swa = checked.memory.leaves()["swa"]
+    assert isinstance(swa, KVCache)
+    assert [(e.pos, e.instance) for e in sorted(cells_of(swa)[1])] == [(0, 8), (1, 10)]
