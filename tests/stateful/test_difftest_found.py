@@ -125,7 +125,9 @@ def test_a_passed_token_that_another_owners_shift_removed_is_not_asked_for_again
         Op.decode(None, [1, 2], [[0]] * 2), Op.decode([4, 5], [0, 1], [[1]] * 2), Op.seq_add(0, -1, -1, -4),
     ):  # fmt: skip
         checked.perform(op)
-    assert [(event.cache, event.detail["id"]) for event in checked.events] == [("swa", "shift-moves-other-owners")]
+    assert [(event.cache, event.detail["id"]) for event in checked.events] == [
+        ("swa", "shift-moves-other-owners")
+    ]
     checked.perform(one(1, 1))
     swa = checked.memory.leaves()["swa"]
     assert isinstance(swa, KVCache)
