@@ -29,9 +29,10 @@ from kvsim.seq_order import seen_order
 from kvsim.splitter import Splitter
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ubatch:
-    """A part of a batch that goes through the graph at once. Rows are in execution order.
+    """A part of a batch that goes through the graph at once. Rows are in execution order. Take it as read-only:
+    every part of a memory gets the same one.
 
     ``pos`` is ``int32[n_pos, n_tokens]`` (4 sections t, y, x, 0 for M-RoPE, else 1).
     ``seq_ids[i]`` are the ids of row i **in the order llama.cpp sees them** (element 0 is the one that

@@ -47,6 +47,11 @@ def where(mask: BoolArray, lo: int = 0) -> IntArray:
     return cells
 
 
+def all_empty(pos: IntArray) -> bool:
+    """Whether cells at these positions are all empty."""
+    return pos.tolist().count(-1) == len(pos) if len(pos) <= FEW else bool((pos == -1).all())
+
+
 def ranges(mask: BoolArray) -> list[int]:
     """The cells a mask selects as half-open ranges ``[a, b, c, d, ...]``."""
     padded = np.zeros(len(mask) + 2, np.bool_)
@@ -253,15 +258,16 @@ class CellTable:
 
     def evict(self, cells: IntArray) -> dict[int, int]:
         """Free those of ``cells`` that are live (R8). Returns per owner the largest position it lost."""
+        held = self.pos[index_of(cells)]
+        if all_empty(held):
+            return {}
         lost: dict[int, int] = {}
-        live = self.pos[index_of(cells)] != -1
-        if np.count_nonzero(live):
-            taken = cells[live]
-            for s, mine in self._by_owner(taken):
-                pos = self.pos[mine]
-                lost[s] = greatest(pos)
-                self._kept.drop(s, mine, pos)
-            self._free(np.sort(taken))
+        taken = cells[held != -1]
+        for s, mine in self._by_owner(taken):
+            pos = self.pos[mine]
+            lost[s] = greatest(pos)
+            self._kept.drop(s, mine, pos)
+        self._free(np.sort(taken))
         return lost
 
     def seq_rm(self, s: int, p0: int, p1: int) -> tuple[IntArray, IntArray]:

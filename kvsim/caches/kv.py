@@ -25,7 +25,7 @@ from kvsim.caches import kv_hazards, kv_state
 from kvsim.caches.attention_leaf import AttentionLeaf, Pools
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.slot_search import SlotSearch
-from kvsim.cells import CellTable, SavedCells, where
+from kvsim.cells import CellTable, SavedCells, all_empty, where
 from kvsim.defrag import DefragReport, StreamMoves, defragment, plan_update
 from kvsim.errors import IntegrityError
 from kvsim.events import NO_CELLS, Event
@@ -37,7 +37,7 @@ from kvsim.memory import (
 )
 from kvsim.models.cache_spec import CacheSpec
 from kvsim.models.params import RopeType
-from kvsim.seq_ranges import greatest, least
+from kvsim.seq_ranges import least
 from kvsim.state import StateReader, StateWriter
 from kvsim.tensors.store import KVStore
 
@@ -151,7 +151,7 @@ class KVCache(AttentionLeaf):
             return False
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
             cells = self.cells[stream]
-            if cells.is_literal or greatest(cells.pos[part]) != -1:
+            if cells.is_literal or not all_empty(cells.pos[part]):
                 return False
         return True
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvsim import window
 from kvsim.batch import Ubatch
+from kvsim.cells import all_empty
 from kvsim.errors import StateError
 from kvsim.memory import IntArray, Memory, SlotInfo
 from kvsim.models.params import RopeType
@@ -77,13 +76,13 @@ def before_place(cache: KVCache, slot: SlotInfo, ubatch: Ubatch) -> None:
     keeps_ext = not cache.writes_ext(ubatch)
     for stream, part in zip(slot.strm, slot.idxs, strict=True):
         table = cache.cells[stream]
-        free = table.pos[part] == -1
-        if np.count_nonzero(free) < len(part):
+        held = table.pos[part]
+        if not all_empty(held):
             _warn_of_eviction(cache, stream, part, ubatch)
         if table.is_literal:
-            _warn_of_old_owners(cache, stream, part[free])
+            _warn_of_old_owners(cache, stream, part[held == -1])
         if keeps_ext:
-            empty = part[free]
+            empty = part[held == -1]
             old = empty[table.tok[empty] != -1].tolist()
             if old:
                 cache._hazard("cell-keeps-old-token", stream, cells=old)

@@ -66,7 +66,7 @@ class SlotSearch:
             return NO_CELLS
         if size <= FIRST_WINDOW:
             usable = where(self.all_usable)
-            first = int(usable.searchsorted(self._from(n)))
+            first = int(np.count_nonzero(self.all_usable[: self._from(n)]))
             after = usable[first : first + n]
             return after if len(after) == n else np.concatenate((after, usable[:first]))[:n]
         head, missing, found = self._from(n), n, []
