@@ -40,7 +40,7 @@ class CompressorRing:
         n_rows = (1 + spec.n_rs_seq) * self.shape.ring_rows
         self.states: dict[int, CompressorState] = {}
         for il in spec.layers if data else ():
-            kv, score = torch.zeros(2, n_rows, spec.n_embd_state, device=device)
+            kv, score = torch.zeros(2, n_rows, spec.n_embd_state, dtype=torch.float32, device=device)
             self.states[il] = CompressorState(self.shape, kv, score)
 
     def plans(self, ubatches: Sequence[Ubatch], rs_idx: Sequence[int]) -> list[Plan]:

@@ -82,7 +82,7 @@ def best_blocks(scores: Tensor, tok_pos: Tensor, block: int, n_local: int, k: in
     index = torch.arange(scores.shape[-1], device=scores.device)
     back = (tok_pos // block)[:, None] - index
     near = (back >= 0) & (back < n_local)
-    return (scores + torch.where(near, FORCED, 0.0)[:, None]).topk(min(k, len(index)), sorted=False).indices
+    return (scores + FORCED * near.to(torch.float32)[:, None]).topk(min(k, len(index)), sorted=False).indices
 
 
 def cells_of_blocks(

@@ -25,7 +25,9 @@ class RecurrentStore:
         for il, widths in enumerate(layers):
             for part, width in zip(PARTS, widths, strict=True):
                 if any(widths) and (part != "p" or width):
-                    self.rows[part][il] = torch.zeros((1 + n_rs_seq) * size, width, device=device)
+                    self.rows[part][il] = torch.zeros(
+                        (1 + n_rs_seq) * size, width, dtype=torch.float32, device=device
+                    )
 
     def zero(self) -> None:
         self.zero_cells(0, None)

@@ -2,12 +2,14 @@
 
 What turns, and by which parameters, is :class:`kvsim.tensors.rope.Rope`; angles are computed in float64 here,
 from the definition (``ggml_rope_cache_init``, ``rope_yarn``).
+
+Tables are made once and kept for good: one that was made while a step is captured would be in the graph's memory.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from kvsim.errors import CacheUsageError
 from kvsim.tensors.rope import Rope
 
 
-@lru_cache(maxsize=64)
+@cache
 def frequencies(rope: Rope, device: torch.device) -> Tensor:
     """Angle of each pair per position, ``float64[n_rot / 2]``."""
     pair = torch.arange(rope.n_rot // 2, dtype=torch.float64, device=device)
@@ -38,7 +40,7 @@ def frequencies(rope: Rope, device: torch.device) -> Tensor:
     return torch.lerp(scaled, full, share)
 
 
-@lru_cache(maxsize=16)
+@cache
 def sections(rope: Rope, device: torch.device) -> Tensor:
     """Which of the positions t, y, x, extra each pair turns by, ``int64[n_rot / 2]``."""
     assert rope.sections is not None
@@ -77,7 +79,7 @@ def turn(x: Tensor, pos: Tensor, rope: Rope) -> Tensor:
     return torch.cat([x[..., :start], turned, x[..., end:]], -1)
 
 
-@lru_cache(maxsize=32)
+@cache
 def hadamard_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """``H[i, j] = (-1)^popcount(i & j) / sqrt(n)``, rounded to float32 as llama.cpp keeps it."""
     if n < 1 or n & (n - 1):
@@ -86,7 +88,7 @@ def hadamard_matrix(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     odd = torch.zeros(n, n, dtype=torch.int64, device=device)
     for bit in range(n.bit_length()):
         odd ^= (index[:, None] & index) >> bit & 1
-    return ((1 - 2 * odd) / math.sqrt(n)).to(torch.float32).to(dtype)
+    return ((1 - 2 * odd).to(torch.float32) / math.sqrt(n)).to(dtype)
 
 
 def hadamard(x: Tensor, n: int) -> Tensor:

@@ -35,7 +35,7 @@ def read_back(values: Tensor) -> NDArray[Any]:
 
 def upload(values: ArrayLike, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """A tensor on the device. The caller may change ``values`` afterwards."""
-    host = torch.tensor(np.asarray(values), dtype=dtype)
+    host = torch.tensor(np.asarray(values), dtype=dtype, device="cpu")
     if device.type != "cuda":
         return host if device.type == "cpu" else host.to(device)
     return host.pin_memory().to(device, non_blocking=True)

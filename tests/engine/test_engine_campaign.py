@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
 from engine_recordings import KINDS
 
 from engine import EngineFactory
@@ -43,3 +44,15 @@ def test_random_operations_end_alike(kind: str, profile: str, device: str) -> No
             match.perform(op)
             n_done += 1
     assert n_done >= N_OPS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_torch_makes_tensors_of_by_default_does_not_matter(kind: str) -> None:
+    """Inference scripts set a device and a type for whatever names none; here a device that holds no values."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            test_random_operations_end_alike(kind, "usual", "cpu")
+    finally:
+        torch.set_default_dtype(before)
