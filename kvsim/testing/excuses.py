@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from kvsim.caches.dsv4 import DSV4Cache
+from kvsim.errors import KvsimError
 from kvsim.events import Event
 from kvsim.hazard_table import CONTENT
 from kvsim.hazards import HAZARDS
+from kvsim.memory import Memory
+from kvsim.ops import Op
+from kvsim.testing.parts import window_pair
 from kvsim.trace.header import MEMORIES
 
 ASTRAY = "partial-state-alone"
@@ -71,3 +79,56 @@ def carried(event: Event, into: int | None) -> Event:
     """A hazard met while saving, as it concerns the sequence that the state is restored into (None: all)."""
     detail = {"id": event.detail["id"], "seq": -1 if into is None else into}
     return replace(event, detail=detail)
+
+
+def lasting_in(memory: Memory) -> AbstractSet[str]:
+    """The hazards after which a sequence of this memory is astray."""
+    lasting = LASTING | COMPRESSED_LATER if isinstance(memory, DSV4Cache) else LASTING
+    return lasting if window_pair(memory) is None else lasting | {"halves-disagree"}
+
+
+class CheckError(KvsimError):
+    """A memory differs from what it should be, and no hazard explains it."""
+
+
+class Excuses:
+    """The hazards that concern the last of ``ops``, and the sequences that are astray since an earlier one.
+
+    ``lasting``: the hazards after which, in this memory, a sequence is astray. Whoever sees that it is gone, or
+    that it went astray otherwise, says so in ``astray``.
+    """
+
+    def __init__(self, ops: Sequence[Op], n_seq_max: int, lasting: AbstractSet[str]) -> None:
+        self.ops = ops
+        self.events: list[Event] = []
+        self.astray: set[int] = set()
+        self._n_seq_max = n_seq_max
+        self._lasting = lasting
+
+    def twin(self) -> Excuses:
+        """For the same sequences in a memory of its own, where no hazard was met yet."""
+        twin = copy.copy(self)
+        twin.events, twin.astray = [], set(self.astray)
+        return twin
+
+    def explained(self, part: str, seq: int, hazard: str | None = None) -> bool:
+        """Whether a hazard (or the one named) was reported for this part and sequence."""
+        if hazard is None and seq in self.astray:
+            return True
+        if not self.events:
+            return False
+        return any(concerns(e, part, seq) for e in self.events if hazard in (None, e.detail["id"]))
+
+    def go_astray(self) -> None:
+        """Of the sequences that a lasting hazard names nothing can be told any more."""
+        for event in self.events:
+            if event.detail["id"] in self._lasting:
+                named = named_by(event)
+                self.astray |= set(range(self._n_seq_max)) if -1 in named else named
+
+    def failure(self, text: str) -> CheckError:
+        """What nothing explains, as an error that says where it was found."""
+        met = ", ".join(event.detail["id"] for event in self.events) or "none"
+        return CheckError(
+            f"after operation {len(self.ops) - 1}, {self.ops[-1]}: {text}. Hazards reported: {met}"
+        )
