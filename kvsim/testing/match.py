@@ -46,10 +46,12 @@ SHOWN = 6
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an operation led to at one subject: its answer (:data:`ENDS` if refused), and the picture."""
+    """What an operation led to at one subject: its answer (:data:`ENDS` if refused, and then ``why``), and the
+    picture."""
 
     answer: int | str | None
     picture: Picture
+    why: str = ""
 
 
 class DifferenceError(KvsimError):
@@ -156,7 +158,7 @@ class Match:
                 if self.excused:
                     continue
             same = _same_cells if exact else self._same_behaviour
-            seen = Outcome(wanted.answer, subject.shown(wanted.picture)) if exact else wanted
+            seen = replace(wanted, picture=subject.shown(wanted.picture)) if exact else wanted
             what = same(op, seen, found, len(self.ops))
             if what:
                 raise DifferenceError(subject.name, "differs", what, self.ops, wanted, found)
@@ -178,12 +180,13 @@ class Match:
     def _outcome(self, subject: Subject, op: Op | None) -> Outcome:
         def run() -> Outcome:
             answer: int | str | None = None
+            why = ""
             if op is not None:
                 try:
                     answer = subject.apply(op)
-                except CacheUsageError:
-                    answer = ENDS
-            return Outcome(answer, subject.snapshot())
+                except CacheUsageError as error:
+                    answer, why = ENDS, str(error)
+            return Outcome(answer, subject.snapshot(), why)
 
         return self._guarded(subject, run)
 
@@ -208,7 +211,7 @@ class Match:
         if op is not None and op.op in STATES:
             answers = [bool(answer) for answer in answers]  # how many bytes is nobody's business
         if answers[0] != answers[1]:
-            return f"it answered {_in_words(found.answer)}, expected was {_in_words(wanted.answer)}"
+            return f"it answered {_in_words(found)}, expected was {_in_words(wanted)}"
         ours = behaviour(wanted.picture, self._caches)
         if ours == theirs:
             return ""
@@ -283,8 +286,7 @@ def _same_cells(op: Op | None, wanted: Outcome, found: Outcome, i: int) -> str:
         return ""
     name, args = (op.op, op.args) if op else ("init", {})
     if wanted.answer == ENDS or found.answer == ENDS:
-        expected, got = (_in_words(outcome.answer) for outcome in (wanted, found))
-        return f"it answered {got}, expected was {expected}"
+        return f"it answered {_in_words(found)}, expected was {_in_words(wanted)}"
     steps = [Step(i, name, args, o.answer, None, o.picture) for o in (wanted, found)]  # type: ignore[arg-type]
     try:
         apart = compare_step(*steps)
@@ -301,8 +303,10 @@ def _place(error: Exception) -> str:
     return f"{os.path.basename(last.filename)}, line {last.lineno}, in {last.name}"
 
 
-def _in_words(answer: int | str | None) -> str:
-    return "a refusal, because llama.cpp would end" if answer == ENDS else str(answer)
+def _in_words(outcome: Outcome) -> str:
+    if outcome.answer != ENDS:
+        return str(outcome.answer)
+    return f"a refusal, because llama.cpp would end ({outcome.why})"
 
 
 def _reads_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterable[str]:

@@ -180,7 +180,7 @@ class PipeSubject(Subject):
                 try:
                     line = line[os.write(pipe, line) :]
                 except BrokenPipeError:
-                    raise self._died() from None
+                    raise self._died("input") from None
 
     def _receive(self, deadline: float) -> bytes:
         assert self._process is not None
@@ -195,23 +195,23 @@ class PipeSubject(Subject):
                     )
                 if not selector.select(max(deadline - time.monotonic(), 0)):
                     if self._process.poll() is not None:  # what it has started keeps its output open
-                        raise self._died()
+                        raise self._died("output")
                     raise SubjectError(
                         "hung", f"it did not answer within {self.timeout:g} s{self._last_words()}"
                     )
                 chunk = os.read(pipe, 1 << 16)
                 if not chunk:
-                    raise self._died()
+                    raise self._died("output")
                 data += chunk
         line, _, self._rest = bytes(data).partition(b"\n")
         return line
 
-    def _died(self) -> SubjectError:
+    def _died(self, closed: str) -> SubjectError:
         assert self._process is not None
         try:
             code = self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
-            return SubjectError("died", f"it closed its output{self._last_words()}")
+            return SubjectError("died", f"it closed its {closed}{self._last_words()}")
         self._listener.join(timeout=1)  # what it wrote last may still be on its way
         ended = f"was ended by {_signal(-code)}" if code < 0 else f"exited with status {code}"
         return SubjectError("died", f"it {ended}{self._last_words()}")

@@ -81,11 +81,12 @@ def program(folder: Path, text: str) -> tuple[str, ...]:
         ("print('[1]', flush=True); time.sleep(9)", "garbage", r"no JSON object: \[1\]"),
         ("print('[' * 100_000, flush=True); time.sleep(9)", "garbage", r"no JSON object: \[\[\["),
         ("print('\\x1b[31m\\0', flush=True); time.sleep(9)", "garbage", r"no JSON object: \\x1b\[31m\\x00"),
+        ("os.close(1); time.sleep(9)", "died", r"it closed its output"),
         ("sys.exit('\\x1b[31m')", "died", r"on stderr: \\x1b\[31m"),
         ("answer('{\"i\": 77}'); time.sleep(9)", "garbage", r'lacks "i": 1 or "after"'),
         ("answer(line, ret='yes'); time.sleep(9)", "garbage", r'"ret" is no integer of 64 bits: "yes"'),
         ("answer(line, ret=2**63); time.sleep(9)", "garbage", r'"ret" is no integer of 64 bits: 9223372036854775808'),
-        ("answer(line, refused='why\\x1b'); time.sleep(9)", "differs", r"answered a refusal, because"),
+        ("answer(line, refused='why\\x1b'); time.sleep(9)", "differs", r"would end \(bad: why"),
         ("[sys.stdout.write('x' * 65536) for _ in iter(int, 1)]", "flooded", r"longer than 4194304 bytes"),
         ("answer(line, after={'reads': 7}); time.sleep(9)", "differs", r"its snapshot is no account of what"),
         ("answer(line, after={'reads': {'kv': {'x': [[1, 2]]}}})", "differs", r"ValueError: 'x' is no sequence"),
@@ -102,6 +103,14 @@ def test_a_program_that_misbehaves_is_reported(tmp_path: Path, rest: str, verdic
     with pytest.raises(type(failure.error), match=said):
         raise failure.error
     assert failure.error.ops, "the operations that lead there are told"
+
+
+def test_a_program_that_closes_its_input_is_reported(tmp_path: Path) -> None:
+    closing = HEAD.replace("answer(create)", "os.close(0); answer(create); time.sleep(9)")
+    campaign = Campaign(command=program(tmp_path, closing), memory="kv", config="tiny")
+    _, failure = session_of(campaign, 0, campaign.configs())
+    assert failure is not None
+    assert (failure.error.verdict, failure.error.what) == ("died", "it closed its input")
 
 
 def test_a_program_that_speaks_unasked_is_reported(tmp_path: Path) -> None:
