@@ -161,7 +161,7 @@ class KVCache(AttentionLeaf):
     def apply_ubatch(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
         """Place a ubatch and return what its graph sees."""
         self.know(ubatch)
-        self.history = hash((self.history, ubatch.pos.tobytes(), ubatch.seq_ids, slot.strm))
+        self.note_applied(slot, ubatch)
         if isinstance(slot, DeviceSlot) and (slot.cache is self or slot.cache.history == self.history):
             placed = (
                 slot if slot.rows.n_words == self.table.n_words else replace(slot, rows=self.rows_of(ubatch))
@@ -171,6 +171,10 @@ class KVCache(AttentionLeaf):
             placed = self.slot_on_device(slot, ubatch)
             self.place(placed, may_evict=True)
         return self.view(placed, ubatch)
+
+    def note_applied(self, slot: SlotInfo, ubatch: Ubatch) -> None:
+        """Two caches in which the same ubatches were placed hold equal cells."""
+        self.history = hash((self.history, ubatch.pos.tobytes(), ubatch.seq_ids, slot.strm))
 
     def view(self, slot: SlotInfo, ubatch: Ubatch) -> KVView:
         return KVView(self, self.known_slot(slot, ubatch), ubatch)

@@ -52,6 +52,7 @@ class RepeatedStep:
             )
         self._slot.flat.copy_(slot.flat)
         self._slot.rows.packed.copy_(slot.rows.packed)
+        self.cache.note_applied(slot, slot.rows.ubatch)
         self.cache.note_placed(slot, self.cache.windowed)
         if self._graph is not None:
             self._graph.replay()

@@ -205,13 +205,16 @@ def again(run: Callable[[], Any], out: Any) -> Callable[[], None]:
 
 
 def as_cuda_computes(func: Any, name: str, args: Any, kwargs: Any) -> Callable[[], Any]:
-    """CUDA's kernels divide floats by a number of the host by way of its inverse. Of equal values any may be
-    among the largest, of values written to one row any may stay: others here than on a CPU."""
+    """CUDA's kernels divide floats by a number of the host by way of its inverse, and some of those for attention
+    give NaN where nothing may be seen. Of equal values any may be among the largest, of values written to one
+    row any may stay: others here than on a CPU."""
     x = args[0] if args else None
     if name in ("div", "div_") and not kwargs and x.is_floating_point() and not isinstance(args[1], Tensor):
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         inverse = (torch.ones((), dtype=wide) / args[1]).item()
         return partial(x.mul if name == "div" else x.mul_, inverse)
+    if name == "_safe_softmax":
+        return partial(torch.softmax, *args, **kwargs)
     if name == "topk":
         return partial(last_of_equal, *args, **kwargs)
     if name == "index_copy_":

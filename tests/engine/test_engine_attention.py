@@ -198,10 +198,11 @@ def test_gathered_blocks_give_what_the_dense_mask_gives(device: str) -> None:
     assert torch.allclose(dense[0].transpose(0, 1), sparse, atol=slack(device) * 1e-6)
 
 
-def test_a_token_that_sees_nothing_reads_nothing() -> None:
-    q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 5, 8)
+def test_a_token_that_sees_nothing_reads_nothing(device: str) -> None:
+    q, k = torch.randn(1, 2, 1, 8, device=device), torch.randn(1, 2, 5, 8, device=device)
+    nothing = torch.zeros(1, 1, 1, 5, dtype=torch.bool, device=device)
     for extra in ({}, {"softcap": 10.0}):
-        out = attention.read_cells(q, k, k, torch.zeros(1, 1, 1, 5, dtype=torch.bool), scale=1.0, **extra)
+        out = attention.read_cells(q, k, k, nothing, scale=1.0, **extra)
         assert (out == 0).all()
 
 
