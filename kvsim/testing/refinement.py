@@ -99,7 +99,7 @@ class Refinement:
         agreed, rows = self._agreed[name], name not in self._rowless
         for seq in (found.keys() | part.held.keys()) - excuses.astray:
             entries, cells = part.held.get(seq, NOTHING_HELD), found.get(seq, NOTHING_HELD)
-            if not _agree_as_before(agreed.get(seq), entries, cells, rows):
+            if not agree_as_before(agreed.get(seq), entries, cells, rows):
                 missing, extra = part.difference(seq, cells, rows)
                 if missing or extra:
                     if not excuses.explained(name, seq):
@@ -114,7 +114,7 @@ class Refinement:
                 yield seq  # its positions may start anew: what the window has forgotten is out of reach
 
 
-def _agree_as_before(before: Agreed | None, entries: list[Entry], cells: list[Entry], rows: bool) -> bool:
+def agree_as_before(before: Agreed | None, entries: list[Entry], cells: list[Entry], rows: bool) -> bool:
     """Whether ledger and cells, which agreed before, have since but got the same at their ends: the window, which
     may have forgotten what was before, only moves on."""
     if before is None or before[0] is not entries:
