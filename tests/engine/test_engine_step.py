@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine import EngineFactory, KVCache
 from engine.attention import attend
+from engine.kv import DeviceSlot
 from engine.kv_view import KVView
 from engine.step import RepeatedStep
 from kvsim.batch import Batch
@@ -38,17 +39,27 @@ def started(kind: str, unified: bool, n_seqs: int, device: str) -> Context:
     return context
 
 
-def make_compute(cache: KVCache, n: int, device: str) -> Callable[[KVView], Tensor]:
-    """Store rows of ``n`` tokens and attend."""
-    layer = cache.spec.layers[0]
+def make_compute(
+    caches: Mapping[str, KVCache], n: int, device: str
+) -> Callable[[Mapping[str, KVView]], Tensor]:
+    """Store rows of ``n`` tokens in every cache and attend."""
     torch.manual_seed(1)
-    q = torch.randn(n, 2 * layer.n_head_kv, layer.n_embd_head_k, device=device)
-    k = torch.randn(n, layer.n_embd_k, device=device)
-    v = None if layer.v is None else torch.randn(n, layer.n_embd_v, device=device)
+    inputs = {}
+    for name, cache in caches.items():
+        layer = cache.spec.layers[0]
+        q = torch.randn(n, 2 * layer.n_head_kv, layer.n_embd_head_k, device=device)
+        k = torch.randn(n, layer.n_embd_k, device=device)
+        inputs[name] = q, k, None if layer.v is None else torch.randn(n, layer.n_embd_v, device=device)
 
-    def compute(view: KVView) -> Tensor:
-        view.cache.store.append(layer.il, view.k_idxs(), k, v)
-        return attend(view, layer.il, q, view.mask(), scale=0.3, n_latent=0 if v is not None else 8)
+    def compute(views: Mapping[str, KVView]) -> Tensor:
+        outs = []
+        for name, (q, k, v) in inputs.items():
+            view = views[name]
+            il = view.cache.spec.layers[0].il
+            view.cache.store.append(il, view.k_idxs(), k, v)
+            out = attend(view, il, q, view.mask(), scale=0.3, n_latent=0 if v is not None else 8)
+            outs.append(out.flatten(1))
+        return torch.cat(outs, 1)
 
     return compute
 
@@ -69,18 +80,17 @@ def make_compute(cache: KVCache, n: int, device: str) -> Callable[[KVView], Tens
 def test_a_repeated_step_reads_nothing_back_and_equals_single_calls(
     kind: str, unified: bool, seqs: list[int], device: str
 ) -> None:
-    """The first call runs, the second captures, the others are replays: of every attention cache of a memory."""
+    """The first call runs, the second captures, the others are replays, of all caches of a memory in one."""
     repeated, single = (started(kind, unified, max(seqs) + 1, device) for _ in range(2))
     caches = {name: leaf for name, leaf in repeated.memory.leaves().items() if isinstance(leaf, KVCache)}
-    computes = {name: make_compute(cache, len(seqs), device) for name, cache in caches.items()}
-    steps = {name: RepeatedStep(cache, computes[name]) for name, cache in caches.items()}
+    compute = make_compute(caches, len(seqs), device)
+    step = RepeatedStep(caches, compute)
     for n in range(5):
         ours, theirs = prepare(repeated, seqs), prepare(single, seqs)
         theirs.apply()
-        for name in caches:
-            with at_most_read_backs(0, device if n != 1 else "cpu"):
-                out = steps[name](ours._slots[name][0])
-            assert torch.allclose(out, computes[name](theirs.views[name]), atol=1e-6), f"{name}, step {n}"
+        with at_most_read_backs(0, device if n != 1 else "cpu"):
+            out = step(slots_of(ours))
+        assert torch.allclose(out, compute(theirs.views), atol=1e-6), f"step {n}"
     for name, cache in caches.items():
         cache.check_integrity()
         twin = single.memory.leaves()[name]
@@ -90,9 +100,15 @@ def test_a_repeated_step_reads_nothing_back_and_equals_single_calls(
         )
 
 
+def slots_of(prepared: BatchContext) -> dict[str, DeviceSlot]:
+    """Those of the first ubatch."""
+    return {name: slots[0] for name, slots in prepared._slots.items()}
+
+
 def test_a_step_refuses_other_shapes(device: str) -> None:
     context = started("kv", True, 1, device)
-    step = RepeatedStep(context.memory, make_compute(context.memory, 1, device))
-    step(prepare(context, [0])._slots["kv"][0])
+    caches = context.memory.leaves()
+    step = RepeatedStep(caches, make_compute(caches, 1, device))
+    step(slots_of(prepare(context, [0])))
     with pytest.raises(CacheUsageError, match="make another one"):
-        step(prepare(context, [0, 0])._slots["kv"][0])
+        step(slots_of(prepare(context, [0, 0])))
