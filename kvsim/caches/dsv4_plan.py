@@ -83,8 +83,11 @@ def build_plan(ubatch: Ubatch, shape: CompressorShape, rs_idx: Sequence[int]) ->
     )
 
 
+NONE: IntArray = np.empty(0, np.int32)
+
+
 def _ints(values: Sequence[int]) -> IntArray:
-    return np.array(values, np.int32)
+    return np.array(values, np.int32) if values else NONE
 
 
 class _Tokens:
@@ -193,7 +196,7 @@ def _persist(tokens: _Tokens, shape: CompressorShape) -> tuple[IntArray, IntArra
 def _restore(tokens: _Tokens, shape: CompressorShape, rs_idx: Sequence[int]) -> tuple[IntArray, IntArray]:
     """Plane 0 of every stream from the plane of its pending rollback, or onto itself."""
     if shape.n_rs_seq == 0:
-        return _ints([]), _ints([])
+        return NONE, NONE
     src = np.arange(shape.ring_rows, dtype=np.int32)
     dst = src.copy()
     for seq in tokens.rows:
@@ -206,7 +209,7 @@ def _restore(tokens: _Tokens, shape: CompressorShape, rs_idx: Sequence[int]) -> 
 def _snapshot(tokens: _Tokens, shape: CompressorShape) -> tuple[IntArray, IntArray]:
     """Planes 1.. of every stream: the ring without the last 1, 2, ... tokens of this ubatch."""
     if shape.n_rs_seq == 0:
-        return _ints([]), _ints([])
+        return NONE, NONE
     size, n_rows = shape.state_size, shape.ring_rows
     scratch = n_rows * (1 + shape.n_rs_seq)
     planes = np.arange(n_rows, scratch, dtype=np.int32).reshape(shape.n_rs_seq, shape.n_stream, size)

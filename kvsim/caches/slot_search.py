@@ -9,8 +9,6 @@ Python: it looks at windows of cells, each larger than the last::
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from kvsim import window
@@ -35,6 +33,7 @@ class SlotSearch:
         self.cells = cells
         self.head = head
         self.starts: dict[int, int] = {}
+        self._all_usable: BoolArray | None = None
         for s in cells.sequences() if swa_type is not SwaType.NONE else ():
             first, last = cells.seq_range(s)
             start = window.window_start(swa_type, n_swa, last + 1)
@@ -54,10 +53,11 @@ class SlotSearch:
         enough_before = self.head > self.cells.used + 2 * n
         return 0 if enough_before or self.head >= self.cells.size else self.head
 
-    @cached_property
     def all_usable(self) -> BoolArray:
         """:meth:`usable` for every cell."""
-        return self.usable(0, self.cells.size)
+        if self._all_usable is None:
+            self._all_usable = self.usable(0, self.cells.size)
+        return self._all_usable
 
     def find(self, n: int) -> IntArray:
         """The first ``n`` usable cells, fewer if there are not so many."""
@@ -65,8 +65,8 @@ class SlotSearch:
         if n > size:
             return NO_CELLS
         if size <= FIRST_WINDOW:
-            usable = where(self.all_usable)
-            first = int(np.count_nonzero(self.all_usable[: self._from(n)]))
+            usable = where(self.all_usable())
+            first = int(np.count_nonzero(self.all_usable()[: self._from(n)]))
             after = usable[first : first + n]
             return after if len(after) == n else np.concatenate((after, usable[:first]))[:n]
         head, missing, found = self._from(n), n, []
@@ -85,7 +85,7 @@ class SlotSearch:
         size = self.cells.size
         if n > size:
             return NO_CELLS
-        at, tested, usable = self._from(n), 0, self.all_usable
+        at, tested, usable = self._from(n), 0, self.all_usable()
         while tested < size:
             if at + n > size:
                 tested += size - at
@@ -100,7 +100,7 @@ class SlotSearch:
 
     def refusal(self, cache: str, stream: int, asked: int, found: int) -> PrepareFailure:
         """Why there was no room, in numbers."""
-        usable = self.all_usable
+        usable = self.all_usable()
         free = int(np.count_nonzero(self.cells.pos == -1))
         edges = ranges(usable)
         holes = [end - start for start, end in zip(edges[::2], edges[1::2], strict=True)]

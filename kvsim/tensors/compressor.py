@@ -52,9 +52,10 @@ class CompressorShape:
         return seq if self.n_stream > 1 else 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
-    """Indices for one ubatch and one compressor, named as in the trace format. All arrays are int32.
+    """Indices for one ubatch and one compressor, named as in the trace format. All arrays are int32. Take it as
+    read-only: compressors of one shape share it.
 
     ``n_visible`` (per token) is the number of compressed rows it may attend to, ``n_kv`` the number
     read, ``n_stream`` the streams of the compressed part in the graph. ``state_pos`` leaves out
