@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from kvsim.cli import app, terminal
 from kvsim.testing import CacheMachine, Subject
-from kvsim.testing.difftest import SESSION, Campaign, session_of
+from kvsim.testing.difftest import SESSION, Campaign, Failure, session_of, shrink_failure
+from kvsim.testing.match import DifferenceError
 from kvsim.testing.report import Report
 from kvsim.trace import read_trace
 
@@ -140,6 +141,29 @@ class Stops(ContextSubject):
     whole = subprocess.run([*line[:-1], "w.json"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert rest.returncode == 0
     assert rest.stdout.splitlines()[:-1] == whole.stdout.splitlines()[:-1], "all but the rate"
+
+
+def test_who_stops_the_shrinking_gets_what_it_has_come_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(
+        campaign: Campaign, failure: Failure, progress: Callable[[DifferenceError], object]
+    ) -> Failure:
+        def told(error: DifferenceError) -> None:
+            progress(error)
+            raise KeyboardInterrupt
+
+        return shrink_failure(campaign, failure, told)
+
+    monkeypatch.setattr("kvsim.cli.difftest.shrink_failure", stopped)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    trace = tmp_path / "f.jsonl"
+    line = ["--subject", "difftest_subjects:KeepsLast", "--memory", "kv", "--config", "tiny", "--seed", "3"]
+    done = CLI.invoke(app, ["difftest", *line, "--trace", str(trace)])
+    assert (done.exit_code, done.stderr) == (1, "stopped: fewer operations might do\n")
+    n = len(list(read_trace(trace))) - 1
+    assert n > 2
+    assert f"{n} operations lead there, saved as" in done.stdout
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
