@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from kvsim.memory import POS_INF, BoolArray, IntArray
 from kvsim.models.arch import NonCausal
 from kvsim.models.params import SwaType
+from kvsim.window import window_start
 
 XY = tuple[IntArray, IntArray]
 
@@ -48,29 +49,31 @@ def attention_mask(
     """
     mask = np.empty((len(row_pos), len(pos)), np.bool_)
     causal = causal or (non_causal is NonCausal.SWA_ONLY and swa_type is SwaType.NONE)
-    seqs = set(row_seq.tolist())
-    for s in seqs:
-        rows = np.flatnonzero(row_seq == s) if len(seqs) > 1 else np.arange(len(mask))
-        p = row_pos[rows].astype(np.int64)
-        lo, hi = _visible_interval(p, swa_type, n_swa, causal, span=non_causal is NonCausal.SWA_FULL)
+    seqs: list[int] = row_seq.tolist()
+    for s in set(seqs):
+        rows = np.array([i for i, first in enumerate(seqs) if first == s])
+        p = row_pos[rows]
+        lo, hi = _visible_interval(p.tolist(), swa_type, n_swa, causal, span=non_causal is NonCausal.SWA_FULL)
         owned = _owned(seq, s)
         # Cells at a row's own position depend on the row if they have a place in an image.
-        seen_by_all = int(hi.min()) - (cell_xy is not None)
-        always = owned & _within(pos, int(lo.max()), seen_by_all)
+        seen_by_all = min(hi) - (cell_xy is not None)
+        always = owned & _within(pos, max(lo), seen_by_all)
         if len(rows) == len(mask):
             mask[:] = always
         else:
             mask[rows] = always
         if len(rows) == 1 and cell_xy is None:
             continue
-        some = np.flatnonzero(owned & ~always & _within(pos, int(lo.min()), int(hi.max())))
-        visible = (pos[some] >= lo[:, None]) & (pos[some] <= hi[:, None])
+        some = (owned & ~always & _within(pos, min(lo), max(hi))).nonzero()[0]
+        if not len(some):
+            continue
+        visible = (pos[some] >= np.array(lo)[:, None]) & (pos[some] <= np.array(hi)[:, None])
         if causal and cell_xy is not None and row_xy is not None:
             visible &= ~_later_in_image(pos[some], p, _take(cell_xy, some), _take(row_xy, rows))
-        if len(rows) == len(mask) and len(some) and some[-1] - some[0] == len(some) - 1:
+        if len(rows) == len(mask) and some[-1] - some[0] == len(some) - 1:
             mask[:, some[0] : some[-1] + 1] = visible  # a slice is filled faster than a grid of indices
         else:
-            mask[np.ix_(rows, some)] = visible
+            mask[rows[:, None], some] = visible
     return mask
 
 
@@ -101,27 +104,23 @@ def _owned(seq: NDArray[np.uint64], s: int) -> BoolArray:
 
 
 def _visible_interval(
-    p: NDArray[np.int64], swa_type: SwaType, n_swa: int, causal: bool, span: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First and last visible position of each row at position ``p``, before ownership.
+    positions: list[int], swa_type: SwaType, n_swa: int, causal: bool, span: bool
+) -> tuple[list[int], list[int]]:
+    """First and last visible position of each row at these positions, before ownership.
 
     ``span``: without causality, the window ends where the sequence begins in this ubatch.
     """
-    lo, hi = np.zeros_like(p), np.full_like(p, POS_INF)
-    if swa_type is SwaType.STANDARD:
-        lo = p - n_swa + 1
-    elif swa_type is SwaType.CHUNKED:
-        lo = p // n_swa * n_swa
-    elif swa_type is SwaType.SYMMETRIC:
-        lo, hi = p - n_swa // 2, p + n_swa // 2
-    if causal:
-        hi = np.minimum(hi, p)
-    elif span and swa_type is not SwaType.NONE:
-        lo, hi = np.minimum(lo, p.min()), np.full_like(p, POS_INF)
-    return np.maximum(lo, 0), hi  # an empty cell is at -1
+    lo = [window_start(swa_type, n_swa, p) for p in positions]
+    hi = positions if causal else [POS_INF] * len(positions)
+    if not causal and swa_type is SwaType.SYMMETRIC:
+        hi = [p + n_swa // 2 for p in positions]
+    if not causal and span and swa_type is not SwaType.NONE:
+        start = min(positions)
+        lo, hi = [min(first, start) for first in lo], [POS_INF] * len(positions)
+    return [max(first, 0) for first in lo], hi  # an empty cell is at -1
 
 
-def _later_in_image(pos: IntArray, p: NDArray[np.int64], cell: XY, row: XY) -> BoolArray:
+def _later_in_image(pos: IntArray, p: IntArray, cell: XY, row: XY) -> BoolArray:
     """Cells at the row's position but after it in raster order, ``bool[n_rows, n_cells]``."""
     (x, y), (row_x, row_y) = cell, (row[0][:, None], row[1][:, None])
     later: BoolArray = (pos == p[:, None]) & ((y > row_y) | ((y == row_y) & (x > row_x)))
