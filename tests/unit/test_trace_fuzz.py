@@ -17,7 +17,7 @@ N_LINES = 6
 SAMPLES = [lines_of(path)[:N_LINES] for path in (KV, HYBRID, DSV4)]
 PLAIN = [as_bytes(lines) for lines in SAMPLES]
 COMPRESSED = [gzip.compress(data, mtime=0) for data in PLAIN]
-fuzz = settings(max_examples=150, deadline=2000)
+fuzz = settings(max_examples=150)
 
 NUMBERS = [-1, 0, 3, 8, 300, 2**31, 2**63, 0.5, 1e40]
 LISTS = [[], [[]], [None], [0, 0], [[0, 1]]]
