@@ -12,7 +12,7 @@ from torch import Tensor
 from engine import recurrent_state
 from engine.picture import owners_of
 from engine.prepare import prepare_all
-from engine.recurrent_cells import HEAD, POS, RS_Z, TAIL, N, StateCells
+from engine.recurrent_cells import HEAD, POS, RS_Z, TAIL, N, Placement, StateCells
 from engine.recurrent_store import RecurrentStore
 from engine.sync import read_back
 from kvsim.batch import BatchAllocator, Ubatch
@@ -97,15 +97,23 @@ class RecurrentMemory(Leaf):
 
     def apply_ubatch(self, slot: tuple[int, int, int], ubatch: Ubatch) -> RecurrentView:
         """Place a ubatch; ``slot`` is what the search found: head, n and the row to zero."""
-        self.cells.place(ubatch)
+        self.cells.place(self.placement(ubatch))
+        self.note_applied(ubatch)
+        return RecurrentView(self, slot, ubatch)
+
+    def placement(self, ubatch: Ubatch) -> Placement:
+        """Upload a ubatch."""
+        return Placement(ubatch, len(self.cells.owners), self.device)
+
+    def note_applied(self, ubatch: Ubatch) -> None:
+        """What the host remembers of a placement."""
         for row in range(ubatch.n_seq_tokens - 1, ubatch.n_tokens, ubatch.n_seq_tokens):
             self._known.update(dict.fromkeys(ubatch.seq_ids[row], int(ubatch.pos0[row])))
-        return RecurrentView(self, slot, ubatch)
 
     def place_restored(self, ubatch: Ubatch) -> bool:
         """Place the one-sequence ubatch of a saved state. False if its id is beyond the cells."""
         self._known = {}
-        return self.cells.place(ubatch)
+        return self.cells.place(self.placement(ubatch))
 
     # -- sequence operations -------------------------------------------------------------------
 
@@ -261,7 +269,7 @@ class StateSearch:
                     "a recurrent memory takes equally many tokens of every sequence in a ubatch; llama.cpp "
                     "aborts: split with split_equal or split_seq"
                 )
-            if not cells.place(ubatch):
+            if not cells.place(memory.placement(ubatch)):
                 self.refused = i
                 break
             self._found.append(cells.counters.clone())

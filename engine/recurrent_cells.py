@@ -24,8 +24,21 @@ HEAD, USED, N, RS_Z = range(4)
 UINT32 = 0xFFFFFFFF
 
 
+class Placement:
+    """What a ubatch brings, on the device: ``last int32[n]``, the last position of each of its sets; ``words
+    int32[W, n]``, their owner bits; ``ids`` of all sets and ``which`` set each is of."""
+
+    def __init__(self, ubatch: Ubatch, n_words: int, device: torch.device) -> None:
+        length = ubatch.n_seq_tokens
+        self.sets = [ubatch.seq_ids[k * length] for k in range(ubatch.n_seqs)]
+        self.last = upload(ubatch.pos[0, length - 1 :: length], device, torch.int32)
+        self.words = upload(owner_words(tuple(self.sets), n_words), device, WORD)
+        ids = [(s, k) for k, of_set in enumerate(self.sets) for s in of_set]
+        self.ids, self.which = upload(list(zip(*ids, strict=True)), device)
+
+
 class StateCells:
-    """``size`` cells, empty."""
+    """``size`` cells, empty. The tensors stay where they are: a captured step writes to them."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size, self.device = size, device
@@ -39,7 +52,8 @@ class StateCells:
 
     def put_back(self, saved: tuple[Tensor, Tensor, Tensor]) -> None:
         """As it was; ``n`` and ``rs_z`` stay as the last trial left them."""
-        self.columns, self.owners = saved[0], saved[1]
+        self.columns.copy_(saved[0])
+        self.owners.copy_(saved[1])
         self.counters[: USED + 1] = saved[2][: USED + 1]
 
     def clear(self) -> None:
@@ -102,11 +116,10 @@ class StateCells:
 
     # -- placing a ubatch ----------------------------------------------------------------------
 
-    def place(self, ubatch: Ubatch) -> bool:
+    def place(self, placed: Placement) -> bool:
         """Place the sets of a ubatch side by side. False if an id is beyond the cells: the placement then
         stops where it was met."""
-        length = ubatch.n_seq_tokens
-        sets = [ubatch.seq_ids[k * length] for k in range(ubatch.n_seqs)]
+        sets = placed.sets
         head, used = self.counters[HEAD], self.counters[USED]
         self.counters[HEAD] = torch.where(head > ((used + 2 * len(sets)) & UINT32), 0, head)
         for ids in sets:
@@ -121,7 +134,7 @@ class StateCells:
         lo, hi = tails.amin(), tails.amax()
         for k, seq in enumerate(firsts):
             self._swap(self.columns[TAIL, seq].to(torch.int64), lo + k)
-        self._settle(lo, sets, ubatch.pos[0, length - 1 :: length])
+        self._settle(lo, placed)
         self._stage_sources(lo, hi)
         return True
 
@@ -150,19 +163,16 @@ class StateCells:
     def _swap(self, a: Tensor, b: Tensor) -> None:
         order = torch.where(self.index == a, b, torch.where(self.index == b, a, self.index))
         self.columns[: SRC + 1] = self.columns[: SRC + 1].index_select(1, order)
-        self.owners = self.owners.index_select(1, order)
+        self.owners.copy_(self.owners.index_select(1, order))
         tail = self.columns[TAIL]
         self.columns[TAIL] = torch.where(tail == a, b, torch.where(tail == b, a, tail))
 
-    def _settle(self, lo: Tensor, sets: Sequence[tuple[int, ...]], last: object) -> None:
+    def _settle(self, lo: Tensor, placed: Placement) -> None:
         """Each cell now stands at the last position of its set, and belongs to all its ids."""
-        cells = lo + torch.arange(len(sets), device=self.device)
-        self.columns[POS].index_copy_(0, cells, upload(last, self.device, torch.int32))
-        words = upload(owner_words(tuple(sets), len(self.owners)), self.device, WORD)
-        self.owners.index_copy_(1, cells, words)
-        ids = upload([s for of_set in sets for s in of_set], self.device)
-        which = upload([k for k, of_set in enumerate(sets) for _ in of_set], self.device)
-        self.columns[TAIL].index_copy_(0, ids, (lo + which).to(torch.int32))
+        cells = lo + torch.arange(len(placed.sets), device=self.device)
+        self.columns[POS].index_copy_(0, cells, placed.last)
+        self.owners.index_copy_(1, cells, placed.words)
+        self.columns[TAIL].index_copy_(0, placed.ids, (lo + placed.which).to(torch.int32))
 
     def _stage_sources(self, lo: Tensor, hi: Tensor) -> None:
         """Hand ``src`` to the graph as ``src0``; fresh states read a row that nobody reads, which is
