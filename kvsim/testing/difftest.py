@@ -27,7 +27,15 @@ from kvsim.testing.profiles import PROFILES, Profile, operations
 from kvsim.testing.report import Report, check_division
 from kvsim.testing.rows import RowsSubject, engine_attend
 from kvsim.testing.shrink import shrink
-from kvsim.testing.subject import LedgerSubject, Observes, Subject, engine_leaves, subject_named, supports
+from kvsim.testing.subject import (
+    LedgerSubject,
+    Observes,
+    Subject,
+    check_names,
+    engine_leaves,
+    subject_named,
+    supports,
+)
 
 SESSION = 400
 """Operations of a session."""
@@ -128,6 +136,7 @@ def playable(how: Profile, info: CacheInfo, subjects: Sequence[Subject]) -> list
     """What is played on for a member of the family: what a subject brings, or else of the tester's own what
     all of them implement."""
     for subject in subjects:
+        check_names(subject)
         brought = subject.configs(info)
         if brought is not None:
             return list(brought)

@@ -198,7 +198,7 @@ class Match:
             raise DifferenceError(subject.name, "ledger", str(error), self.ops, None, found) from error
         except SubjectError as error:
             raise DifferenceError(subject.name, error.verdict, str(error), self.ops) from error
-        except Exception as error:  # whatever a faulty subject raises is a finding
+        except (Exception, SystemExit) as error:  # whatever a faulty subject raises is a finding
             what = f"{type(error).__name__}: {error} ({_place(error)})"
             raise DifferenceError(subject.name, "raised", what, self.ops) from error
 
@@ -297,7 +297,7 @@ def _same_cells(op: Op | None, wanted: Outcome, found: Outcome, i: int) -> str:
     return "; ".join(fields[:SHOWN]) + more
 
 
-def _place(error: Exception) -> str:
+def _place(error: BaseException) -> str:
     """Where it was raised: the file, the line and the function."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{os.path.basename(last.filename)}, line {last.lineno}, in {last.name}"

@@ -131,6 +131,19 @@ class Subject(ABC):
         """Let go of what :meth:`create` took."""
 
 
+def check_names(subject: Subject) -> None:
+    """Raise KvsimError if a subject names what there is not: a misspelt operation would never be tested."""
+    for what, named, known in (
+        ("memories", subject.memories, frozenset(CACHES)),
+        ("operations", subject.operations, OPERATIONS),
+        ("faults", subject.faults, frozenset(FAULTS)),
+    ):
+        unknown = sorted({*named} - known)
+        if unknown:
+            there = ", ".join(sorted(known))
+            raise KvsimError(f"{what} of {subject.name} has {unknown[0]!r}: it is a set of {there}")
+
+
 def supports(subject: Subject, info: CacheInfo, config: Config) -> bool:
     """Whether the subject implements this configuration. One that fails otherwise does: that is a finding."""
     if info.kind not in subject.memories:
@@ -228,8 +241,10 @@ def subject_named(name: str) -> Subject:
         sys.path.insert(0, os.getcwd())
     try:
         made = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise KvsimError(f"the subject {name} cannot be made: {error}") from error
+    except KvsimError:
+        raise
+    except Exception as error:  # whatever is raised in there
+        raise KvsimError(f"the subject {name} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(made, Subject):
         raise KvsimError(f"{name} is no Subject: derive it from kvsim.testing.Subject")
     return made

@@ -48,6 +48,15 @@ class BehavesButKeepsLast(Behaves, KeepsLast):
     """The same fault in a subject that shows its behaviour alone."""
 
 
+class CannotBeMade(Same):
+    def __init__(self) -> None:
+        raise RuntimeError("no device")
+
+
+class Misspelt(Same):
+    operations = frozenset({"decode", "seq_remove"})
+
+
 class Raises(Same):
     """Falls over a batch of more than three tokens."""
 

@@ -163,6 +163,16 @@ def test_what_a_subject_raises_is_a_finding() -> None:
     assert len(decode.args["seq"]) == 4
 
 
+def test_a_subject_that_leaves_the_process_is_a_finding() -> None:
+    class Leaves(ContextSubject):
+        def apply(self, op: Op) -> int | None:
+            raise SystemExit(3)
+
+    error = attempt(CACHES["kv"], CACHES["kv"].configs[0], [ContextSubject(), Leaves("mine")], [Op.clear()])
+    assert error is not None
+    assert (error.verdict, error.what.partition(" (")[0]) == ("raised", "SystemExit: 3")
+
+
 class ShowsNonsense(ContextSubject):
     """From its second picture on."""
 
@@ -293,6 +303,14 @@ def test_weights_are_checked_and_used() -> None:
             r"unknown subject 'nobody': give reference, engine, llamacpp, or module:Class",
         ),
         ({"subject": "no.such:Thing"}, r"the subject no.such:Thing cannot be made"),
+        (
+            {"subject": "difftest_subjects:CannotBeMade"},
+            r"difftest_subjects:CannotBeMade cannot be made: RuntimeError: no device",
+        ),
+        (
+            {"subject": "difftest_subjects:Misspelt"},
+            r"operations of the same has 'seq_remove': it is a set of clear, decode, ",
+        ),
         ({"subject": "pathlib:Path"}, r"pathlib:Path is no Subject: derive it from kvsim.testing.Subject"),
         (
             {"subject": "difftest_subjects:Behaves", "memory": "dsa"},
