@@ -184,15 +184,16 @@ class Cells:
             return
         words = self.seq[:, stream, :hi]
         own = words[word]
-        if p0 == 0 and p1 == POS_INF and self.minus_one is None:
-            mine = (own & bit).to(torch.bool)
+        if p0 == 0 and p1 == POS_INF and self.minus_one is None and len(words) == 1:
+            freed = (own ^ bit).to(torch.bool).logical_not_()  # of nobody else
             own &= ~bit
         else:
             mine = self._mine(stream, s, hi, p0, p1)
             own ^= _bits(mine, bit)
-        if self.minus_one is not None:
-            self.minus_one.dropped(stream, hi, word, bit, mine)
-        self._free(stream, hi, mine.logical_and_(_any(words).logical_not_()))
+            if self.minus_one is not None:
+                self.minus_one.dropped(stream, hi, word, bit, mine)
+            freed = mine.logical_and_(_any(words).logical_not_())
+        self._free(stream, hi, freed)
 
     def purge(self, stream: int, ids: Sequence[int], reach: Sequence[Tensor], hi: int) -> None:
         """Take each of ``ids`` out of its cells before ``hi`` up to the position ``reach``."""
