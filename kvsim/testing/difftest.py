@@ -116,19 +116,22 @@ class Campaign:
     def configs(self) -> list[tuple[CacheInfo, Config]]:
         """The configurations in the order of the sessions. Raises KvsimError if there is none."""
         *_, subject = self.subjects()
-        found = []
         try:
-            for info in CACHES.values():
-                for config in (
-                    playable(self.how, info, [subject]) if self.memory in ("all", info.kind) else ()
-                ):
-                    if self.config in ("", config.name):
-                        found.append((info, config))
+            can_be = [
+                (info, config)
+                for info in CACHES.values()
+                if self.memory in ("all", info.kind)
+                for config in playable(self.how, info, [subject])
+            ]
         finally:
             subject.close()
-        if not found:
+        if not can_be:
             known = ", ".join(sorted(subject.memories)) or "no memory"
             raise KvsimError(f"nothing to test: {subject.name} implements {known}, none of it was asked for")
+        found = [(info, config) for info, config in can_be if self.config in ("", config.name)]
+        if not found:
+            names = ", ".join(dict.fromkeys(config.name for _, config in can_be))
+            raise KvsimError(f"no configuration {self.config!r}: {subject.name} can be played on {names}")
         return found
 
 

@@ -313,6 +313,10 @@ def test_weights_are_checked_and_used() -> None:
         ),
         ({"subject": "pathlib:Path"}, r"pathlib:Path is no Subject: derive it from kvsim.testing.Subject"),
         (
+            {"memory": "dsa", "config": "rollback"},
+            r"no configuration 'rollback': reference and ledger can be played on tiny, streams$",
+        ),
+        (
             {"subject": "difftest_subjects:Behaves", "memory": "dsa"},
             r"nothing to test: the same implements iswa, kv",
         ),
