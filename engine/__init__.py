@@ -12,7 +12,7 @@ What the two have in common is the interface, never an algorithm, so that each c
     dsv4_plan, compressor     DeepSeek-V4's rings and what one ubatch does with them
     pool_layout, kpool, indexer     what sparse members select
     codecs, rope, store, attention     rows: types, rotations, K-shift, what a graph reads
-    step           a decode step whose shapes repeat, as a CUDA graph
+    step           a decode step whose shapes repeat, as one CUDA graph over all caches of a memory
     bench, gpu_check     beside numpy, transformers and llama.cpp on a CPU; beside plain copies on a GPU
 """
 

@@ -64,6 +64,6 @@ class RecurrentStore:
 
     def write_states(self, part: str, il: int, head: int, planes: Tensor) -> None:
         """Store new states ``float32[n_planes, n_seqs, width]``, plane d after all but the last d tokens."""
-        n_planes, n_seqs, width = planes.shape
-        rows = self.rows[part][il].view(-1, self.size, width)
+        n_planes, n_seqs = planes.shape[:2]
+        rows = self.rows[part][il].unflatten(0, (-1, self.size))
         rows[:n_planes, head : head + n_seqs] = planes
