@@ -84,7 +84,8 @@ class InkCache(KVCache):
 
     def _lay_out(self) -> None:
         """Let the tables keep their numbers in one block each: to see that nothing has changed is then one
-        comparison, not one for every kind of number."""
+        comparison, not one for every kind of number. A table that went over to another array would be found by
+        :meth:`check_everything`."""
         self._numbers = [numbers_of(table) for table in self.cells]
         for table, numbers in zip(self.cells, self._numbers, strict=True):
             table.pos, table.shift, table.tok, table.x, table.y = numbers
