@@ -116,7 +116,7 @@ class CellTable:
 
     def reset_shift(self) -> None:
         """All shifts 0, positions stay (R3)."""
-        self.shift[: self._top] = 0
+        self.shift[: self.extent] = 0
         self.has_shift = False
 
     # -- reading -------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ cells R21), because from then on llama.cpp's answers depend on history and not o
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from kvsim.memory import BoolArray, IntArray
@@ -66,6 +68,13 @@ class SeqRanges:
     def __init__(self) -> None:
         self._extents: dict[int, Extent] = {}
         self._stale: set[int] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SeqRanges:
+        """Memories are copied to try things on, which is no time to go through all this entry by entry."""
+        twin = SeqRanges()
+        twin._extents = {s: Extent(e.lo, e.hi, e.n, e.distinct) for s, e in self._extents.items()}
+        twin._stale = set(self._stale)
+        return twin
 
     def sequences(self) -> list[int]:
         """The sequences that hold a cell, ascending."""
@@ -174,6 +183,11 @@ class PositionIndex:
 
     def __init__(self) -> None:
         self._entries: dict[int, set[tuple[int, int]]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PositionIndex:
+        twin = PositionIndex()
+        twin._entries = {s: set(entries) for s, entries in self._entries.items()}
+        return twin
 
     def sequences(self) -> list[int]:
         """The sequences that have an entry, ascending."""

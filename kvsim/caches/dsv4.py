@@ -36,6 +36,7 @@ from kvsim.memory import (
     View,
 )
 from kvsim.models.memory_spec import CSA_RATIO
+from kvsim.seq_ranges import least
 from kvsim.state import StateReader, StateWriter
 from kvsim.tensors.compressor import Plan
 
@@ -299,9 +300,11 @@ def check_unplaced(ubatch: Ubatch) -> None:
     """Tokens at position -1 have no place in a block, so there are fewer biases than tokens. Those are used
     over and over again if that comes out even; raises CacheUsageError if not, or if a sequence has none but
     such tokens beside others, for which llama.cpp reads beyond the ubatch."""
+    if least(ubatch.pos0) >= 0:
+        return
     placed = ubatch.pos0 >= 0
-    n = int(placed.sum())
-    if n in (0, ubatch.n_tokens):
+    n = int(np.count_nonzero(placed))
+    if n == 0:
         return
     if ubatch.n_tokens % n:
         raise CacheUsageError(

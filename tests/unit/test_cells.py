@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ from cell_oracle import NaiveCells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.cells import CellTable, index_of, where
+from kvsim.cells import SMALL, CellTable, all_empty, index_of, ranges, where
 from kvsim.errors import IntegrityError
 from kvsim.memory import POS_INF
 from kvsim.owner_words import ids_of_words, seq_words
-from kvsim.seq_ranges import PositionIndex, SeqRanges
+from kvsim.seq_ranges import FEW, Extent, PositionIndex, SeqRanges, greatest, least
 
 EVERY = (0, POS_INF)
 
@@ -57,6 +58,15 @@ def test_r3_reset_shift_keeps_positions() -> None:
     t.reset_shift()
     assert t.rows() == [[0, 6, [0], 0, 0, 0, 0]]
     assert not t.has_shift
+
+
+def test_r3_reset_shift_reaches_a_cell_that_was_divided_to_position_minus_one() -> None:
+    """It is behind the last cell with a position, and is used all the same (R21)."""
+    t = table((0, 0, (0,)), (2, 2, (0,)))
+    t.pos_div(0, 0, 3, -2)
+    assert t.rows()[1] == [2, -1, [0], 3, 20, 0, 0]
+    t.reset_shift()
+    assert t.rows()[1] == [2, -1, [0], 0, 20, 0, 0]
 
 
 def test_r4_place_leaves_ext_shift_and_flag() -> None:
@@ -409,6 +419,61 @@ def test_where_finds_what_a_mask_selects(mask: list[bool]) -> None:
     assert found.tolist() == [i for i, chosen in enumerate(mask) if chosen]
 
 
+@given(st.lists(st.booleans(), max_size=12), st.integers(0, 9))
+def test_where_counts_from_the_cell_it_is_told(mask: list[bool], lo: int) -> None:
+    assert where(np.array(mask, np.bool_), lo).tolist() == [lo + i for i, yes in enumerate(mask) if yes]
+
+
+@pytest.mark.parametrize("n", [SMALL, SMALL + 1])
+@pytest.mark.parametrize("run", [slice(0, 0), slice(5, 9), slice(0, None), slice(3, 99, 2)])
+def test_where_and_ranges_of_small_and_of_large_masks(n: int, run: slice) -> None:
+    mask = np.zeros(n, np.bool_)
+    mask[run] = True
+    wanted = list(range(n))[run]
+    assert where(mask, 7).tolist() == [7 + i for i in wanted]
+    edges = ranges(mask)
+    assert [i for a, b in zip(edges[::2], edges[1::2], strict=True) for i in range(a, b)] == wanted
+    assert edges == sorted(set(edges))
+
+
+@pytest.mark.parametrize("n", [1, FEW, FEW + 1, 3 * FEW])
+def test_few_numbers_and_many_have_the_same_ends(n: int) -> None:
+    falling = np.arange(n + 4, 4, -1, dtype=np.int32)
+    assert (least(falling), greatest(falling)) == (5, n + 4)
+    extent = Extent.of(falling[::-1])
+    assert (extent.lo, extent.hi, extent.n, extent.gapless) == (5, n + 4, n, True)
+    twice = Extent.of(np.repeat(falling, 2))
+    assert (twice.lo, twice.hi, twice.n, twice.gapless) == (5, n + 4, 2 * n, False)
+    assert not all_empty(falling)
+    assert all_empty(np.full(n, -1, np.int32))
+    assert not all_empty(np.append(np.full(n, -1, np.int32), np.int32(0)))
+
+
+def test_of_no_numbers_the_greatest_is_below_any_cell() -> None:
+    assert greatest(ints()) == -1
+
+
+@pytest.mark.parametrize("n", [FEW, FEW + 1])
+def test_r8_few_and_many_evicted_cells_are_told_by_owner(n: int) -> None:
+    t = CellTable(2 * n)
+    cells = np.arange(n, dtype=np.int32)
+    t.place(cells, cells, [(i % 2, 66) for i in range(n)])
+    assert t.evict(cells) == {0: (n - 1) // 2 * 2, 1: (n - 2) // 2 * 2 + 1, 66: n - 1}
+    t.check_integrity()
+
+
+@pytest.mark.parametrize("lowest", [0, -1])
+def test_a_copy_goes_its_own_way(lowest: int) -> None:
+    """Also where positions were negative and llama.cpp's own index is kept (R21)."""
+    t = table((0, lowest, (0,)), (1, 3, (0, 1)), (2, 4, (1,)))
+    twin = copy.deepcopy(t)
+    twin.place(ints(5), ints(9), [(0,)])
+    twin.seq_rm(1, *EVERY)
+    twin.check_integrity()
+    assert (t.used, t.seq_pos_max(0), t.seq_pos_max(1), t.sequences()) == (3, 3, 4, [0, 1])
+    assert (twin.used, twin.seq_pos_max(0), twin.sequences()) == (3, 9, [0])
+
+
 @given(st.integers(0, 7), st.integers(0, 8), st.booleans())
 def test_index_of_selects_the_cells_in_order(start: int, n: int, gap: bool) -> None:
     cells = [(start + k) % 8 for k in range(n) if not gap or k != 1]
@@ -417,28 +482,28 @@ def test_index_of_selects_the_cells_in_order(start: int, n: int, gap: bool) -> N
 
 def test_a_gapless_sequence_never_needs_a_look_at_the_cells() -> None:
     """Appending, and losing ends and middles that a hole was not cut by before, is followed exactly."""
-    ranges = SeqRanges()
-    ranges.add(0, ints(), ints(*range(10, 20)))
-    ranges.drop(0, ints(), ints(11, 10, 19))
-    assert ranges.range(0) == (12, 18)
-    ranges.drop_range(0, 0, 14, ints(0, 0), ints())
-    assert ranges.range(0) == (14, 18)
-    ranges.add(0, ints(), ints(19))
-    ranges.drop(0, ints(), ints(16))  # a hole in the middle
-    assert ranges.range(0) == (14, 19)
-    ranges.drop_range(0, 0, 17, ints(0, 0), ints())  # and everything before it
-    assert ranges.range(0) == (17, 19)
-    ranges.move(0, -17)
-    assert ranges.range(0) == (0, 2)
+    kept = SeqRanges()
+    kept.add(0, ints(), ints(*range(10, 20)))
+    kept.drop(0, ints(), ints(11, 10, 19))
+    assert kept.range(0) == (12, 18)
+    kept.drop_range(0, 0, 14, ints(0, 0), ints())
+    assert kept.range(0) == (14, 18)
+    kept.add(0, ints(), ints(19))
+    kept.drop(0, ints(), ints(16))  # a hole in the middle
+    assert kept.range(0) == (14, 19)
+    kept.drop_range(0, 0, 17, ints(0, 0), ints())  # and everything before it
+    assert kept.range(0) == (17, 19)
+    kept.move(0, -17)
+    assert kept.range(0) == (0, 2)
 
 
 def test_a_sequence_with_holes_that_loses_an_end_is_looked_up_again() -> None:
-    ranges = SeqRanges()
-    ranges.add(0, ints(), ints(3, 4, 8))
-    ranges.drop(0, ints(), ints(3))
-    assert ranges.range(0) is None
-    ranges.learn(0, ints(8, 4))
-    assert ranges.range(0) == (4, 8)
+    kept = SeqRanges()
+    kept.add(0, ints(), ints(3, 4, 8))
+    kept.drop(0, ints(), ints(3))
+    assert kept.range(0) is None
+    kept.learn(0, ints(8, 4))
+    assert kept.range(0) == (4, 8)
 
 
 def test_entries_of_the_literal_index_outlive_their_cell() -> None:
