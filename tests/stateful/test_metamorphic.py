@@ -24,6 +24,7 @@ from kvsim.testing.metamorphic import (
 )
 from kvsim.testing.mutants import MUTANTS
 from kvsim.testing.parts import state_leaves
+from kvsim.testing.refinement import Refinement
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -101,8 +102,8 @@ def _without_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(*args: Any) -> None:
         return None
 
-    for check in ("refine", "_enter", "_check_refusal"):
-        monkeypatch.setattr(Checked, check, nothing)
+    for checks, check in ((Refinement, "compare"), (Checked, "_enter"), (Checked, "_check_refusal")):
+        monkeypatch.setattr(checks, check, nothing)
 
 
 def test_runs_that_hold_different_tokens_differ() -> None:
