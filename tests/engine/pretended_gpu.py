@@ -37,10 +37,11 @@ WAITS = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecuti
          "histc", "nonzero_static"}  # fmt: skip
 """Operators whose result has a shape or a value that the host must know."""
 
-TAKES_HOST_NUMBER = {"where", "masked_fill", "masked_fill_", "fill_", "index_fill", "index_fill_", "index_put",
-                     "index_put_"}  # fmt: skip
-"""Operators beside those on single elements that take a 0-d tensor of the host as a number."""
+FILLING = {"masked_fill", "masked_fill_", "index_fill", "index_fill_"}
+"""Operators that ask a tensor for the number to fill with."""
 
+TAKES_HOST_NUMBER = {*FILLING, "fill_", "index_put", "index_put_"}
+"""Operators beside those on single elements that take a 0-d tensor of the host as a number."""
 
 PINNING = {"is_pinned", "_pin_memory", "pin_memory"}
 INDEXING = {"index", "index_put", "index_put_"}
@@ -135,10 +136,14 @@ class Pretending(TorchDispatchMode):
             waits(name)
         if name in INDEXING and any(x is not None and x.dtype in MASKS for x in args[1]):
             waits(f"{name} with a mask")
+        if name in FILLING and isinstance(args[-1], OnDevice):
+            waits(f"{name} with a number of the device")
         numbers = torch.Tag.pointwise in func.tags or name in TAKES_HOST_NUMBER
         for t in host:
             if not numbers or t.dim() > 0:
                 raise PretendedError(f"{func}: tensors on two devices, one of the host has {tuple(t.shape)}")
+            if name == "where":  # it brings the number to the device
+                self.check_transfer(t, non_blocking=False)
             if self.tape is not None:
                 raise PretendedError(f"{func} takes a tensor of the host in a captured step")
 
