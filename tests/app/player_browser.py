@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 
 from playwright.sync_api import Browser, Page
 
-from kvsim.bench.browser import browser
+from kvsim.bench.browser import PATIENCE_MS, browser
 from kvsim.bench.served import served
 
-__all__ = ["app", "browser", "new_page"]
+__all__ = ["PATIENCE_MS", "app", "browser", "new_page"]
 
 
 def new_page(opened: Browser, errors: list[str], **options: object) -> Page:
     """A page of its own context that notes every script error in ``errors``."""
     options = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "no-preference", **options}
     page = opened.new_context(**options).new_page()
-    page.set_default_timeout(90_000)  # a busy machine takes its time; nothing waits longer than it must
+    page.set_default_timeout(PATIENCE_MS)  # a busy machine takes its time; nothing waits longer than it must
     page.on("pageerror", lambda error: errors.append(str(error)))
     return page
 

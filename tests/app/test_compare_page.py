@@ -341,7 +341,7 @@ def test_a_campaign_is_run_watched_and_looked_at_and_its_link_restored(visit) ->
     page = visit(
         f"?page=compare&scenario={KV}&subject={FAULT}&mutant={FAULT}", viewport={"width": 1280, "height": 900}
     )
-    page.locator(".kvc .kv-say", has_text="First difference, in 48 fields").wait_for(timeout=60_000)
+    page.locator(".kvc .kv-say", has_text="First difference, in 48 fields").wait_for()
     assert page.locator(".kvc .kv-number").inner_text() == "11"
     page.locator(".kvc").focus()
     page.keyboard.press("ArrowLeft")
@@ -349,11 +349,11 @@ def test_a_campaign_is_run_watched_and_looked_at_and_its_link_restored(visit) ->
     page.get_by_role("button", name="Next", exact=True).click()
     page.locator(".kvc-table td", has_text="cells 35–71").wait_for()
     page.get_by_role("button", name="Run", exact=True).click()
-    page.get_by_role("button", name="Look at it here").click(timeout=60_000)
+    page.get_by_role("button", name="Look at it here").click()
     page.locator(".kvs-tags", has_text="shortest way to contiguous-slots, seed 1").wait_for()
-    page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for(timeout=60_000)
+    page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for()
     large = page.locator(".kvc-grids canvas").first.bounding_box()  # 12 cells are drawn large
     assert large["height"] > 80
     assert "shrunk=1" in page.url
     page.reload()
-    page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for(timeout=90_000)
+    page.locator(".kvc .kv-say", has_text="First difference, in 9 fields").wait_for()

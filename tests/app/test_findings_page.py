@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from player_browser import PATIENCE_MS
 from playwright.sync_api import expect
 from streamlit.testing.v1 import AppTest
 
@@ -157,4 +158,4 @@ def test_findings_and_explanations_in_a_browser(visit, url) -> None:
     page.wait_for_function("new URL(location.href).searchParams.get('id') === 'context-rounded'")
     page.reload()
     page.get_by_role("heading", name="Context rounded").wait_for()
-    expect(box).to_have_value(re.compile("^common_init: n_ctx is not divisible"), timeout=90_000)
+    expect(box).to_have_value(re.compile("^common_init: n_ctx is not divisible"), timeout=PATIENCE_MS)
