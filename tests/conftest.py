@@ -16,4 +16,5 @@ settings.load_profile("ci" if os.environ.get("CI") else "kvsim")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that drive a browser come first: begun last, a long one would keep a process waiting for the other."""
-    items.sort(key=lambda item: item.get_closest_marker("browser") is None)
+    with_browser = {item.path for item in items if item.get_closest_marker("browser")}
+    items.sort(key=lambda item: item.path not in with_browser)
