@@ -134,7 +134,9 @@ class Batch:
                     f"{name} of a batch must be a flat list of integers, not {reprlib.repr(part)}"
                 )
         lists = () if self.seq_ids is None else self.seq_ids
-        if _LISTS.issuperset(map(type, lists)) and _INTEGERS.issuperset(map(type, chain.from_iterable(lists))):
+        if _LISTS.issuperset(map(type, lists)) and _INTEGERS.issuperset(
+            map(type, chain.from_iterable(lists))
+        ):
             return
         for ids in {id(ids): ids for ids in lists}.values():  # many entries share one list
             if not isinstance(ids, Sequence | np.ndarray) or not _holds_integers(ids):
