@@ -49,8 +49,10 @@ def _press(key: str, where: str) -> Callable[[Any], None]:
 
 def _click(role: str, *names: str) -> Callable[[Any], None]:
     """Click the first of these that can be clicked: they take turns. A name is how the label begins."""
+    any_of_them = re.compile(f"^({'|'.join(names)})")
 
     def act(page: Any) -> None:
+        page.get_by_role(role, name=any_of_them).first.wait_for()  # a page is ready before all of it is there
         each = [page.get_by_role(role, name=re.compile(f"^{name}")) for name in names]
         there = (one.first for one in each if one.count())
         next(one for one in there if one.get_attribute("aria-checked") != "true").click()
