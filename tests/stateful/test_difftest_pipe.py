@@ -58,11 +58,12 @@ print(json.dumps({"kvsim": 1, "name": "bad", "observes": "behaviour", "memories"
 sys.stdin.readline()
 def answer(line, **more):
     print(json.dumps({"i": json.loads(line)["i"], "ret": None, "after": {"reads": {}}, **more}), flush=True)
-create = sys.stdin.readline()
-answer(create)
 line = sys.stdin.readline()
+while json.loads(line)["op"] == "create":
+    answer(line)
+    line = sys.stdin.readline()
 """
-"""Greets and is created as it should; the first operation has come."""
+"""Greets and is created as it should, as often as it is asked; the first operation has come."""
 
 
 def program(folder: Path, text: str) -> tuple[str, ...]:
@@ -78,18 +79,18 @@ def program(folder: Path, text: str) -> tuple[str, ...]:
         ("sys.exit('no memory left')", "died", r"exited with status 1; on stderr: no memory left"),
         ("os.abort()", "died", r"ended by SIGABRT"),
         ("os.kill(os.getpid(), 40); time.sleep(9)", "died", r"ended by signal 40"),
-        ("print('ok', flush=True); time.sleep(9)", "garbage", r"its answer is no JSON object: ok"),
-        ("print('[1]', flush=True); time.sleep(9)", "garbage", r"no JSON object: \[1\]"),
-        ("print('[' * 100_000, flush=True); time.sleep(9)", "garbage", r"no JSON object: \[\[\["),
-        ("print('\\x1b[31m\\0', flush=True); time.sleep(9)", "garbage", r"no JSON object: \\x1b\[31m\\x00"),
+        ("print('ok', flush=True); time.sleep(1)", "garbage", r"its answer is no JSON object: ok"),
+        ("print('[1]', flush=True); time.sleep(1)", "garbage", r"no JSON object: \[1\]"),
+        ("print('[' * 100_000, flush=True); time.sleep(1)", "garbage", r"no JSON object: \[\[\["),
+        ("print('\\x1b[31m\\0', flush=True); time.sleep(1)", "garbage", r"no JSON object: \\x1b\[31m\\x00"),
         ("os.close(1); time.sleep(9)", "died", r"it closed its output"),
         ("sys.exit('\\x1b[31m')", "died", r"on stderr: \\x1b\[31m"),
-        ("answer('{\"i\": 77}'); time.sleep(9)", "garbage", r'lacks "i": 1 or "after"'),
-        ("answer(line, ret='yes'); time.sleep(9)", "garbage", r'"ret" is no integer of 64 bits: "yes"'),
-        ("answer(line, ret=2**63); time.sleep(9)", "garbage", r'"ret" is no integer of 64 bits: 9223372036854775808'),
-        ("answer(line, refused='why\\x1b'); time.sleep(9)", "differs", r"would end \(bad: why"),
+        ("answer('{\"i\": 77}'); time.sleep(1)", "garbage", r'lacks "i": 1 or "after"'),
+        ("answer(line, ret='yes'); time.sleep(1)", "garbage", r'"ret" is no integer of 64 bits: "yes"'),
+        ("answer(line, ret=2**63); time.sleep(1)", "garbage", r'"ret" is no integer of 64 bits: 9223372036854775808'),
+        ("answer(line, refused='why\\x1b'); time.sleep(1)", "differs", r"would end \(bad: why"),
         ("[sys.stdout.write('x' * 65536) for _ in iter(int, 1)]", "flooded", r"longer than 4194304 bytes"),
-        ("answer(line, after={'reads': 7}); time.sleep(9)", "differs", r"its snapshot is no account of what"),
+        ("answer(line, after={'reads': 7}); time.sleep(1)", "differs", r"its snapshot is no account of what"),
         ("answer(line, after={'reads': {'kv': {'x': [[1, 2]]}}})", "differs", r"ValueError: 'x' is no sequence"),
         ("answer(line, after={'reads': {'kv': {'9' * 5000: [[1, 2]]}}})", "differs", r"9' is no sequence|99 is no"),
         ("answer(line, after={'reads': {'kv': {'0': [[1, 'a']]}}})", "differs", r"\[1, 'a'\] is no \[position, tok"),
@@ -108,7 +109,7 @@ def test_a_program_that_misbehaves_is_reported(tmp_path: Path, rest: str, verdic
 
 
 def test_a_program_that_closes_its_input_is_reported(tmp_path: Path) -> None:
-    closing = HEAD.replace("answer(create)", "os.close(0); answer(create); time.sleep(9)")
+    closing = HEAD.replace("    answer(line)", "    os.close(0); answer(line); time.sleep(9)")
     campaign = Campaign(command=program(tmp_path, closing), memory="kv", config="tiny")
     _, failure = session_of(campaign, 0, campaign.configs())
     assert failure is not None
@@ -117,7 +118,7 @@ def test_a_program_that_closes_its_input_is_reported(tmp_path: Path) -> None:
 
 def test_a_program_that_speaks_unasked_is_reported(tmp_path: Path) -> None:
     both = "print((json.dumps({'i': 0, 'after': {'reads': {}}}) + chr(10)) * 2, end='', flush=True)"
-    twice = HEAD.replace("answer(create)", both)
+    twice = HEAD.replace("    answer(line)", f"    {both}")
     campaign = Campaign(command=program(tmp_path, twice), memory="kv", config="tiny")
     _, failure = session_of(campaign, 0, campaign.configs())
     assert failure is not None
