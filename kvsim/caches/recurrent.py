@@ -379,8 +379,9 @@ class RecurrentMemory(Leaf):
             seqs=ubatch.seq_ids[first],
             rs_z=placement.rs_z,
         )
-        for seq, last, expected in placement.jumps:
-            self._hazard("state-skips-positions", seq=seq, last=last, expected=expected)
+        for (seq, *others), last, expected in placement.jumps:
+            shared = {"others": others} if others else {}
+            self._hazard("state-skips-positions", seq=seq, last=last, expected=expected, **shared)
 
     def _warn_of_kept_rollback(self, seqs: Sequence[int], op: str) -> None:
         """A sequence lost its state but keeps its noted rollback; its next state will begin in a snapshot."""

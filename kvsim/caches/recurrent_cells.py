@@ -34,7 +34,7 @@ class Placement:
     """Where a ubatch went: set k is in cell ``head + k``; the graph works on ``n`` cells from ``head``.
 
     ``rs_z`` is the row to zero for states that start anew, -1 if none does. ``freed`` cells, ``swaps`` of
-    cells, ``unshared`` (sequence, from, to) and ``jumps`` (sequence, last position, expected) tell how.
+    cells, ``unshared`` (sequence, from, to) and ``jumps`` (owners, last position, expected) tell how.
     """
 
     head: int
@@ -43,7 +43,7 @@ class Placement:
     freed: list[int] = field(default_factory=list)
     swaps: list[tuple[int, int]] = field(default_factory=list)
     unshared: list[tuple[int, int, int]] = field(default_factory=list)
-    jumps: list[tuple[int, int, int]] = field(default_factory=list)
+    jumps: list[tuple[tuple[int, ...], int, int]] = field(default_factory=list)
 
 
 class StateCells:
@@ -192,7 +192,7 @@ class StateCells:
     def _settle(self, cell: int, ids: tuple[int, ...], last: int, length: int, done: Placement) -> None:
         """The cell now stands at the last position of its set, and belongs to all ids of it."""
         if self.pos[cell] >= 0 and last != self.pos[cell] + length:
-            done.jumps.append((ids[0], last, self.pos[cell] + length))
+            done.jumps.append((ids, last, self.pos[cell] + length))
         self.pos[cell] = last
         self.owners[cell] = 0
         for seq in ids:

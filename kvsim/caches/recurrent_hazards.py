@@ -52,7 +52,7 @@ class Reach:
                 self._count(ubatch, i * length, fresh=src0[row] == placement.rs_z >= 0)
             elif src0[row] != row:
                 self.rows[row] = 0
-        self.uneven.update(seq for seq, _, _ in placement.jumps)
+        self.uneven.update(seq for ids, _, _ in placement.jumps for seq in ids)
         return begun
 
     def undo(self, cells: StateCells, head: int, n: int, n_seqs: int) -> None:

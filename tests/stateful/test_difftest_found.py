@@ -132,3 +132,18 @@ def test_a_passed_token_that_another_owners_shift_removed_is_not_asked_for_again
     swa = checked.memory.leaves()["swa"]
     assert isinstance(swa, KVCache)
     assert [(e.pos, e.instance) for e in sorted(cells_of(swa)[1])] == [(0, 8), (1, 10)]
+
+
+def test_a_shared_state_that_skips_positions_does_so_for_every_owner() -> None:
+    """hazard state-skips-positions: copies put the state of two sequences at position 4, a token that they share
+    puts it at 2; what is removed from position 4 on is nothing of either."""
+    info = CACHES["hybrid_idx"]
+    checked = Checked(info, next(config for config in info.configs if config.name == "rollback"))
+    for op in (
+        Op.decode([12, 16], [1, 4], [[1], [0]]), one(2, 1), Op.seq_cp(0, 2, 9), Op.seq_cp(0, 1, -1, 0),
+        Op.decode([81], [2], [[1, 2]]),
+    ):  # fmt: skip
+        checked.perform(op)
+    (told,) = (event.detail for event in checked.events if event.detail["id"] == "state-skips-positions")
+    assert {told["seq"], *told["others"]} == {1, 2}
+    assert checked.perform(Op.seq_rm(1, 4)) == 1
