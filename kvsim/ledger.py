@@ -142,14 +142,21 @@ class AttentionPart:
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Positions move; what falls below 0 is gone."""
         lo, hi = position_range(p0, p1)
-        moved = (_at(e, e.pos + delta) if lo <= e.pos < hi else e for e in self.entries(seq))
+        moved = (self._at(e, e.pos + delta) if lo <= e.pos < hi else e for e in self.entries(seq))
         self.held[seq] = [e for e in moved if e.pos >= 0]
 
     def seq_div(self, seq: int, p0: int, p1: int, d: int) -> None:
         lo, hi = position_range(p0, p1)
         if d == 0:
             return  # nothing the memory knows of is in the range, or it would have refused
-        self.held[seq] = [_at(e, int(e.pos / d)) if lo <= e.pos < hi else e for e in self.entries(seq)]
+        self.held[seq] = [self._at(e, int(e.pos / d)) if lo <= e.pos < hi else e for e in self.entries(seq)]
+
+    def _at(self, e: Entry, pos: int) -> Entry:
+        """The entry at another position. A row that others share moves for them too, which a hazard tells; if none
+        does, the sequence had been allowed to forget it, and what it holds is that row no more."""
+        if pos == e.pos:
+            return e
+        return e._replace(pos=pos, pending=e.pending + pos - e.pos, row=self.new_row())
 
     def update(self) -> None:
         """Pending turns are applied to the keys."""
@@ -251,10 +258,6 @@ class AttentionPart:
             if s not in seqs:
                 now += [e._replace(row=renamed.get(e.row, e.row)) for e in forgotten.get(s, ())]
             self.held[s] = before[s] if before.get(s) == now else now
-
-
-def _at(e: Entry, pos: int) -> Entry:
-    return e._replace(pos=pos, pending=e.pending + pos - e.pos)
 
 
 class Ledger:

@@ -147,3 +147,18 @@ def test_a_shared_state_that_skips_positions_does_so_for_every_owner() -> None:
     (told,) = (event.detail for event in checked.events if event.detail["id"] == "state-skips-positions")
     assert {told["seq"], *told["others"]} == {1, 2}
     assert checked.perform(Op.seq_rm(1, 4)) == 1
+
+
+def test_a_row_that_a_window_has_taken_from_one_owner_comes_back_by_a_copy() -> None:
+    """The window takes position 0 from sequence 1 alone; its later positions move, and a copy of sequence 0
+    brings the row back at the position that it has there."""
+    info = CACHES["iswa"]
+    checked = Checked(info, next(config for config in info.configs if config.name == "symmetric"))
+    for op in (
+        Op.decode([1, 2, 3], range(3), [[0]] * 3), Op.decode(range(8), range(8), [[1]] * 8), Op.seq_cp(1, 0),
+        Op.seq_rm(0, 1), Op.decode([4, 5, 6], [1, 2, 3], [[0]] * 3), Op.seq_add(1, -1, -1, 1), Op.seq_cp(0, 1),
+    ):  # fmt: skip
+        checked.perform(op)
+    swa = checked.memory.leaves()["swa"]
+    assert isinstance(swa, KVCache)
+    assert min(e.pos for e in cells_of(swa)[1]) == 0

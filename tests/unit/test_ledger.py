@@ -84,6 +84,15 @@ def test_seq_add_moves_one_sequence_and_the_key_follows_at_the_update() -> None:
     assert seen(made, 0) == [(0, 10, 0, 0), (0, 12, 0, 0)]
 
 
+def test_what_moves_for_one_sequence_alone_is_no_shared_row_any_more() -> None:
+    """Then it was not in the cells: a row that is shared moves for all, which a hazard tells."""
+    made = filled(2)
+    made.seq_cp(0, 1, -1, -1)
+    made.seq_add(1, -1, -1, 1)
+    made.seq_cp(0, 1, -1, -1)
+    assert [e.pos for e in made.entries(1)] == [1, 2, 0, 1]
+
+
 def test_seq_div_turns_towards_the_new_position() -> None:
     made = filled(5)
     made.seq_div(0, 4, -1, 2)
@@ -92,8 +101,8 @@ def test_seq_div_turns_towards_the_new_position() -> None:
 
 def test_a_saved_state_counts_pending_turns_as_applied_and_keeps_sharing() -> None:
     made = filled(2)
-    made.seq_cp(0, 1, -1, -1)
     made.seq_add(0, -1, -1, 3)
+    made.seq_cp(0, 1, -1, -1)
     saved = made.save([0, 1])
     made.clear()
     made.restore(saved, {0: 0, 1: 1})
