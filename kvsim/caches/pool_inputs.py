@@ -31,7 +31,7 @@ def pool_inputs(
     ``cells`` are the stream-local cells of its tokens; ``new`` and ``n_new_padded`` the layout's answers
     to which pools are pooled again; ``kv_size`` and ``n_stream`` those of the indexer's cache.
     """
-    first = layout.seqs[ubatch.seq_ids[0][0]]
+    first = layout.of(ubatch.seq_ids[0][0])
     filler = first.stream * kv_size + _first_at(first, int(ubatch.pos0[0]))
     none = filler if gather else n_kv
     members = _members(layout, kv_size)
@@ -41,7 +41,7 @@ def pool_inputs(
     pool_idxs[: len(members)] = members if gather else _local_members(layout, ubatch, n_stream, none)
     scratch = _scratch_cells(members[:, -1], n_new_padded - int(new.sum()))
     tails = _tails(layout, ubatch, cells)
-    offsets = [layout.seqs[ids[0]].stream * kv_size if gather else 0 for ids in ubatch.seq_ids]
+    offsets = [layout.of(ids[0]).stream * kv_size if gather else 0 for ids in ubatch.seq_ids]
     tail_idxs = np.where(tails >= 0, tails + np.array(offsets, np.int32)[:, None], none)
     return PoolInputs(
         pool_cells=pool_cells,
@@ -93,7 +93,7 @@ def _visible_pools(layout: PoolLayout, ubatch: Ubatch, cells: IntArray) -> BoolA
     mask = np.zeros((ubatch.n_tokens, layout.n_pool), np.bool_)
     first = layout.first_pool()
     for i, ids in enumerate(ubatch.seq_ids):
-        seq, pos = layout.seqs[ids[0]], int(ubatch.pos0[i])
+        seq, pos = layout.of(ids[0]), int(ubatch.pos0[i])
         if layout.by_order:
             n_visible = min(len(seq.pools), (seq.rank(pos, int(cells[i])) + 1) // layout.size)
         else:
@@ -106,7 +106,7 @@ def _tails(layout: PoolLayout, ubatch: Ubatch, cells: IntArray) -> IntArray:
     """Stream-local tail cells ``int32[token, size-1]``, newest first, -1 where there is none."""
     tails = np.full((ubatch.n_tokens, layout.size - 1), -1, np.int32)
     for i, ids in enumerate(ubatch.seq_ids):
-        seq, pos = layout.seqs[ids[0]], int(ubatch.pos0[i])
+        seq, pos = layout.of(ids[0]), int(ubatch.pos0[i])
         if layout.by_order:
             rank = seq.rank(pos, int(cells[i]))
             tail = [int(seq.cells[rank - k]) for k in range((rank + 1) % layout.size)]

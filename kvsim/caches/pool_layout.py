@@ -19,6 +19,7 @@ import numpy as np
 from kvsim.batch import Ubatch
 from kvsim.caches.kv import KVCache
 from kvsim.caches.kv_view import KVView
+from kvsim.errors import CacheUsageError
 from kvsim.memory import MAX_SEQ, BoolArray, IntArray, SlotInfo
 
 CLEAN = 2**31 - 1
@@ -117,6 +118,12 @@ class PoolLayout:
             shared = bool((_owner_counts(table.seq[:, cells[kept:]]) > 1).any())
         return SequencePools(stream, pos, cells, pool_starts(pos, self.size, self.by_order), shared)
 
+    def of(self, s: int) -> SequencePools:
+        """The pools of a sequence; of one whose cells are gone by the time it is asked for (placing a token into
+        a cell that only this cache had in use can do that), none."""
+        nothing = np.empty(0, np.int32)
+        return self.seqs.get(s) or SequencePools(0, nothing, nothing, nothing, False)
+
     def first_pool(self) -> dict[int, int]:
         """Number of each sequence's first pool."""
         starts, n = {}, 0
@@ -140,7 +147,7 @@ class PoolLayout:
         cells = np.concatenate(slot.idxs)
         for i, ids in enumerate(ubatch.seq_ids):
             for s in ids:
-                pool = self._pool_of(self.seqs[s], int(ubatch.pos0[i]), int(cells[i]))
+                pool = self._pool_of(self.of(s), int(ubatch.pos0[i]), int(cells[i]))
                 if pool >= 0:
                     new[first[s] + pool] = True
         return new
@@ -156,7 +163,13 @@ class PoolLayout:
     def _pool_of(self, seq: SequencePools, pos: int, cell: int) -> int:
         """Number, within the sequence, of the complete pool that a token falls into; -1 if none."""
         if self.by_order:
-            pool = seq.rank(pos, cell) // self.size
+            rank = seq.rank(pos, cell)
+            if rank == len(seq.cells) or int(seq.cells[rank]) != cell:
+                raise CacheUsageError(
+                    f"the index has lost cell {cell} (position {pos}) of the token that was just placed, since it "
+                    "holds other cells than the attention cache; llama.cpp aborts. Clear both before going on"
+                )
+            pool = rank // self.size
             return pool if pool < len(seq.pools) else -1
         at = int(np.searchsorted(seq.pos[seq.pools], pos, side="right")) - 1
         return at if at >= 0 and pos <= int(seq.pos[seq.pools[at] + self.size - 1]) else -1

@@ -162,3 +162,22 @@ def test_a_row_that_a_window_has_taken_from_one_owner_comes_back_by_a_copy() -> 
     swa = checked.memory.leaves()["swa"]
     assert isinstance(swa, KVCache)
     assert min(e.pos for e in cells_of(swa)[1]) == 0
+
+
+def test_a_token_whose_sequence_the_index_has_lost_is_of_no_pool() -> None:
+    """At position -1 the two caches of hybrid_idx part: a cell is free in one and shared in the other. A token that
+    is placed there drives its own sequence out of the index (kv_cache.md, purge), and belongs to no pool."""
+    info = CACHES["hybrid_idx"]
+    checked = Checked(info, next(config for config in info.configs if config.name == "tiny"))
+    for op in (
+        Op.decode(range(5), range(5), [[0]] * 5), Op.decode([7, 8], [5, 5], [[0]] * 2), Op.state_seq_get(0, 104),
+        Op.seq_rm(0), Op.decode([4, 5], [0, 1], [[2]] * 2), Op.decode([7, 0, 1], [2, 3, -1], [[2], [2], [1]]),
+        one(2, 4), one(0, 5), Op.decode([4, 5], [5, 6], [[2], [0]]), Op.state_seq_get(0, 158),
+        Op.seq_add(0, -1, -1, -2), Op.state_seq_set(0, 158, truncate=185), Op.state_seq_set(1, 104), one(0, 7),
+        Op.seq_cp(1, 2), Op.seq_rm(0),
+    ):  # fmt: skip
+        checked.perform(op)
+    assert checked.perform(one(2, 3)) == 0
+    idx = checked.memory.leaves()["idx"]
+    assert isinstance(idx, KVCache)
+    assert 2 not in cells_of(idx)
