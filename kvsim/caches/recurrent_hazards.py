@@ -35,8 +35,8 @@ class Reach:
         self.dirty.clear()
 
     def note(self, placement: Placement, ubatch: Ubatch, src0: list[int]) -> list[int]:
-        """A ubatch will be computed: its rows get snapshots; rows that are only moved lose theirs. Returns
-        the sequences that begin in a dirty row."""
+        """A ubatch will be computed: its rows get snapshots; rows that are only moved lose theirs, and a dirty
+        one is dirty where it comes to lie. Returns the sequences that begin in a dirty row."""
         length = ubatch.n_seq_tokens
         begun = [
             s
@@ -44,7 +44,11 @@ class Reach:
             if src0[placement.head + i] in self.dirty
             for s in ubatch.seq_ids[i * length]
         ]
-        self.dirty -= set(range(placement.head, placement.head + placement.n))
+        rows = range(placement.head, placement.head + placement.n)
+        moved = {
+            row for row in rows[ubatch.n_seqs :] if src0[row] in self.dirty and src0[row] != placement.rs_z
+        }
+        self.dirty = (self.dirty - set(rows)) | moved
         for i in range(placement.n):
             row = placement.head + i
             if i < ubatch.n_seqs:

@@ -181,3 +181,18 @@ def test_a_token_whose_sequence_the_index_has_lost_is_of_no_pool() -> None:
     idx = checked.memory.leaves()["idx"]
     assert isinstance(idx, KVCache)
     assert 2 not in cells_of(idx)
+
+
+def test_a_dirty_row_that_a_ubatch_moves_is_dirty_where_it_comes_to_lie() -> None:
+    """hazard fresh-state-not-zero: the first ubatch of the last batch moves the row that a failed graph left as it
+    was out of its way, and sequence 0 begins there in the second."""
+    info = CACHES["recurrent"]
+    checked = Checked(info, next(config for config in info.configs if config.name == "streams"))
+    for op in (
+        Op.state_seq_get(0, 56), Op.decode([7, 8], [1, 0], [[0], [1]], [1, 1]), one(2, 10), one(3, 42),
+        Op.state_seq_set(1, 56), Op.seq_add(2, -1, -1, -1), Op.seq_rm(0),
+        Op.decode([15, 17], [0, 10], [[1], [2]], fault=Fault(0, "alloc")), Op.decode(None, [43], [[3]]),
+        Op.decode([31, 40, 49], [11, 44, 0], [[2], [3], [0]], [1, 1, 1]),
+    ):  # fmt: skip
+        checked.perform(op)
+    assert [event.detail for event in checked.events] == [{"id": "fresh-state-not-zero", "seqs": [0]}]
