@@ -80,14 +80,11 @@ class CompressorRing:
             plane = rs_idx[stream if seq < 0 else seq]
             return read_back(self._planes(getattr(self.states[il], part))[plane, stream]).tobytes()
 
-        write_ring(io, self.spec, self._saved_streams(seq), read if self.states else None)
+        write_ring(io, self.spec, self.shape.saved_streams(seq), read if self.states else None)
 
     def state_read(self, io: StateReader, seq: int) -> None:
         """Read the rings into plane 0 of ``seq`` (-1: of all streams). Raises StateError on a mismatch."""
-        read_ring(io, self.spec, self._saved_streams(seq), self._put if self.states else None)
-
-    def _saved_streams(self, seq: int) -> Sequence[int]:
-        return range(self.spec.n_stream) if seq < 0 else [self.shape.stream(seq)]
+        read_ring(io, self.spec, self.shape.saved_streams(seq), self._put if self.states else None)
 
     def _put(self, il: int, name: str, stream: int, data: bytes | memoryview) -> None:
         rows = np.frombuffer(data, "<f4").reshape(self.spec.state_size, -1)

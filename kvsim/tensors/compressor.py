@@ -51,6 +51,10 @@ class CompressorShape:
     def stream(self, seq: int) -> int:
         return seq if self.n_stream > 1 else 0
 
+    def saved_streams(self, seq: int) -> list[int]:
+        """The streams whose rings a state of ``seq`` holds (-1: of everything)."""
+        return list(range(self.n_stream)) if seq < 0 else [self.stream(seq)]
+
 
 @dataclass
 class Plan:

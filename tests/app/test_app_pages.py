@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from opened_app import MAIN, opened
 from streamlit.testing.v1 import AppTest
 
 from app import component, recordings
@@ -20,17 +21,7 @@ from app.replaying.reading import reading_of
 from app.views import replay_upload
 from kvsim.errors import TraceError
 
-MAIN = Path(__file__).resolve().parents[2] / "app" / "main.py"
 KV = "kv/llama-uni-c256-u16-s4-f16-03"
-
-
-def start(**query: str) -> AppTest:
-    at = AppTest.from_file(MAIN, default_timeout=90)
-    for key, value in query.items():
-        at.query_params[key] = value
-    at.run()
-    assert not at.exception
-    return at
 
 
 def verdict(at: AppTest) -> str:
@@ -38,15 +29,15 @@ def verdict(at: AppTest) -> str:
 
 
 def test_the_app_opens_on_a_recording() -> None:
-    at = start()
+    at = opened()
     assert at.selectbox[0].value == KV
     assert "0 differences" in verdict(at)
 
 
 def test_a_bundled_recording_is_read_and_checked_once_for_all_users() -> None:
-    start()
+    opened()
     before = reading_of(KV)
-    assert "0 differences" in verdict(start())
+    assert "0 differences" in verdict(opened())
     assert reading_of(KV) is before
     assert before.checked.done == before.opened.n_steps == 85
 
@@ -58,12 +49,12 @@ def test_a_reading_that_was_ended_is_begun_again() -> None:
     assert reading.wait(90)
     with pytest.raises(TraceError, match="the reading was ended"):
         _ = reading.opened
-    assert "0 differences" in verdict(start(scenario=name))
+    assert "0 differences" in verdict(opened(scenario=name))
     assert reading_of(name) is not reading
 
 
 def test_without_a_recording_the_page_offers_one() -> None:
-    at = start(scenario="")
+    at = opened(scenario="")
     assert [s.value for s in at.subheader] == ["Open a recording"]
     assert "106 bundled recordings" in at.text[0].value
     next(b for b in at.button if b.label == "Play the first one").click().run()
@@ -72,7 +63,7 @@ def test_without_a_recording_the_page_offers_one() -> None:
 
 
 def test_a_link_restores_the_recording() -> None:
-    at = start(page="replay", scenario=KV, at="18")
+    at = opened(page="replay", scenario=KV, at="18")
     assert at.selectbox[0].value == KV
     assert at.query_params["at"] == "18"
     assert "0 differences" in verdict(at)
@@ -80,14 +71,14 @@ def test_a_link_restores_the_recording() -> None:
 
 @pytest.mark.parametrize("scenario", ["../../etc/passwd", "kv/none", "<b>x</b>"])
 def test_a_link_to_nothing_shows_the_choice(scenario: str) -> None:
-    at = start(scenario=scenario)
+    at = opened(scenario=scenario)
     assert at.selectbox[0].value is None
     assert [s.value for s in at.subheader] == ["Open a recording"]
 
 
 @pytest.mark.parametrize("step", ["-3", "x", "999999", "9" * 5000, "٣"])
 def test_a_step_that_is_none_is_taken_as_near_as_can_be(step: str) -> None:
-    at = start(scenario=KV, at=step)
+    at = opened(scenario=KV, at=step)
     assert "0 differences" in verdict(at)
 
 

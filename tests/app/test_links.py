@@ -6,23 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
+from opened_app import opened
 
 from app import logs, recordings
 from app.views import replay_upload
 
 ROOT = Path(__file__).resolve().parents[2]
-MAIN = ROOT / "app" / "main.py"
 KV = "kv/llama-uni-c256-u16-s4-f16-03"
-
-
-def opened(**query: str) -> AppTest:
-    at = AppTest.from_file(MAIN, default_timeout=90)
-    for key, value in query.items():
-        at.query_params[key] = value
-    at.run()
-    assert not at.exception
-    return at
 
 
 @pytest.mark.parametrize(
