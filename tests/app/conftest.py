@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from player_browser import app, browser, visits
+from player_browser import app, browser, players, visits
 
 
 @pytest.fixture(scope="session")
@@ -21,4 +21,10 @@ def opened():
 @pytest.fixture
 def visit(opened, url):
     with visits(opened, url) as go:
+        yield go
+
+
+@pytest.fixture
+def show(opened, tmp_path):
+    with players(opened, tmp_path) as go:
         yield go

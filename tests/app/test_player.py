@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from long_chats import chats
-from player_browser import new_page
 
 from kvsim.changes import PictureReader
-from kvsim.player.page import page as page_of
 from kvsim.player.payload import Packer, pack
 from kvsim.trace import read_trace
 
@@ -28,27 +26,6 @@ DECODED = [KV, ISWA, "kv/qwen2vl-uni-c256-u32-s4-f16-11", "hybrid/jamba-str-c256
 def payload_of(name: str) -> dict:
     trace = read_trace(TRACES / f"{name}.jsonl.gz")
     return pack(trace.header, trace, name)
-
-
-@pytest.fixture
-def show(opened, tmp_path):
-    """Open a payload; checks at the end that no script failed."""
-    errors: list[str] = []
-    pages = []
-
-    def go(payload: dict, at: int = 0, theme: str = "light", **options):
-        file = tmp_path / f"{len(pages)}.html"
-        file.write_text(page_of(payload, at, theme))
-        page = new_page(opened, errors, **options)
-        pages.append(page)
-        page.goto(file.as_uri())
-        page.locator(".kv-say", has_text=".").wait_for()
-        return page
-
-    yield go
-    for page in pages:
-        page.context.close()
-    assert errors == []
 
 
 def until(page, condition: str) -> None:

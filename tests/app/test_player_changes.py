@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from player_browser import new_page
 
 from kvsim.events import Recorder
-from kvsim.player.page import page as page_of
 from kvsim.player.payload import pack
 from kvsim.replay import Replayer, context_of
 from kvsim.trace import read_trace
@@ -35,14 +31,9 @@ KINDS = """() => { const m = kvsim.player.model; return m.steps.map((_, i) => m.
   lane.changes.map(c => [c.kind, `${m.lanes[k].cache} ${m.lanes[k].stream} ${c.cell}`])).flat()) }"""
 
 
-def show(opened, tmp_path: Path, name: str, at: int = 0):
+def recorded(name: str) -> dict:
     trace = read_trace(f"fixtures/traces/{name}.jsonl.gz")
-    file = tmp_path / "page.html"
-    file.write_text(page_of(pack(trace.header, trace, name), at))
-    page = new_page(opened, [])
-    page.goto(file.as_uri())
-    page.locator(".kv-say", has_text=".").wait_for()
-    return page
+    return pack(trace.header, trace, name)
 
 
 def events_of(name: str) -> list[dict[str, set[str]]]:
@@ -70,20 +61,19 @@ def events_of(name: str) -> list[dict[str, set[str]]]:
         ROLLBACK,  # a rollback that removes older cells too
     ],
 )
-def test_changes_are_called_what_the_memory_said(opened, tmp_path, name) -> None:
-    page = show(opened, tmp_path, name)
+def test_changes_are_called_what_the_memory_said(show, name) -> None:
+    page = show(recorded(name))
     calls = page.evaluate("kvsim.player.model.steps.map(s => s.call)")
     for call, changes, said in zip(calls, page.evaluate(KINDS), events_of(name), strict=True):
         if call.startswith("state_"):  # a restore tells of whole sequences
             continue
         for kind, where in changes:
             assert kind == RELEASE or SAID_BY[kind] & said.get(where, set()), (call, kind, where)
-    page.context.close()
 
 
-def test_cells_that_a_copy_between_streams_replaces_are_overwritten_not_shifted(opened, tmp_path) -> None:
+def test_cells_that_a_copy_between_streams_replaces_are_overwritten_not_shifted(show) -> None:
     """Stream 0 held positions 5–20 of its own; the copy puts those of stream 1 into the same cells."""
-    page = show(opened, tmp_path, STREAMS, 67)
+    page = show(recorded(STREAMS), 67)
     details = page.locator(".kv-inspector").inner_text()
     assert "overwritten in mla, stream 0\n16 cells: 0–15" in details
     assert "shifted" not in details
@@ -94,13 +84,11 @@ def test_cells_that_a_copy_between_streams_replaces_are_overwritten_not_shifted(
     assert page.evaluate("kvsim.player.lanes[0].cell(3).unknown") == 2  # dotted until the rows follow
     page.keyboard.press("End")
     assert page.evaluate("kvsim.player.lanes[0].cell(3).unknown") == 0
-    page.context.close()
 
 
-def test_a_rollback_is_told_as_one(opened, tmp_path) -> None:
+def test_a_rollback_is_told_as_one(show) -> None:
     """A rollback goes by positions: what the sequence held from the failed ubatch's first one on goes too."""
-    page = show(opened, tmp_path, ROLLBACK, 59)
+    page = show(recorded(ROLLBACK), 59)
     details = page.locator(".kv-inspector").inner_text()
     assert "rolled back in attn, stream 3\n106 cells: 0–105" in details
     assert "purged" not in details
-    page.context.close()

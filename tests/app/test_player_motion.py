@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from player_browser import new_page
 
 from app.playground.run import Run
 from app.playground.setup import Setup
-from kvsim.player.page import page as page_of
 from kvsim.player.payload import pack
 from kvsim.trace import read_trace
 
@@ -34,25 +31,14 @@ OVER = """([k, i, dx, dy]) => { const m = kvsim.player.motion, { x, y, p } = m.a
 
 
 @pytest.fixture
-def show(opened, tmp_path: Path):
-    errors: list[str] = []
-    pages = []
-
+def show(show):
     def go(payload: dict, step: int):
         """A page whose motion into ``step`` stands at its first moment."""
-        file = tmp_path / f"{len(pages)}.html"
-        file.write_text(page_of(payload, step - 1))
-        page = new_page(opened, errors)
-        pages.append(page)
-        page.goto(file.as_uri())
-        page.locator(".kv-say", has_text=".").wait_for()
+        page = show(payload, step - 1)
         page.length = page.evaluate(BEGIN, step)
         return page
 
-    yield go
-    for page in pages:
-        page.context.close()
-    assert errors == []
+    return go
 
 
 def recorded(name: str) -> dict:

@@ -24,8 +24,8 @@ export class Dock {
     this.marks = el("div", "kv-marks-legend");
     this.extra = el("div", "kv-extra");
     const bar = el("div", "kv-transport", [
-      button("first", "First step", () => player.go(0)), button("back", "One step back", () => player.step(-1)), this.play,
-      button("next", "One step on", () => player.step(1)), button("last", "Last step", () => player.go(player.model.nSteps - 1)),
+      button("first", "First step", () => player.lead(0)), button("back", "One step back", () => player.step(-1)), this.play,
+      button("next", "One step on", () => player.step(1)), button("last", "Last step", () => player.lead(player.model.nSteps - 1)),
       this.count, el("div", { class: "kv-segmented", role: "group", "aria-label": "speed" }, this.speeds), this.extra,
       el("span", "kv-space"), this.marks]);
     this.root = el("div", "kv-dock", [bar, this.timeline.root]);

@@ -11,8 +11,7 @@ export class Follow {
 
   _go(line) {
     if (!line) return;
-    this.player.pause();
-    this.player.go(stepsOf(line)[0]);
+    this.player.lead(stepsOf(line)[0]);
     this.mark();
   }
 

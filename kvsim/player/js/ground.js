@@ -13,6 +13,13 @@ export function frameOnTab(root) {
   root.addEventListener("blur", () => root.classList.remove("kv-tabbed"));
 }
 
+// Make `change` to what stands in `root`, which takes the focus of what goes: else keys would act on nothing.
+export function keepFocus(root, change) {
+  const had = root.matches(":focus-within");
+  change();
+  if (had && !root.matches(":focus-within")) root.focus({ preventScroll: true });
+}
+
 // Keys act at once on what has just appeared, unless a field, a button or another picture has the focus.
 export function focusIfFree(root) {
   const has = document.activeElement;

@@ -1,6 +1,7 @@
 // The inspector: the selected cell or sequence, and what the present operation did, as text.
 
 import { count, el, number, range, ranges, runsOf } from "./format.js";
+import { keepFocus } from "./ground.js";
 import { FREE, PURGE, SHARE, RELEASE, SHIFT, TURN, UNDO, WRITE } from "./model.js";
 import { legend } from "./legend.js";
 import { dial } from "./lens.js";
@@ -26,7 +27,7 @@ export class Inspector {
     if (many) parts.push(this._held(wide), wide ? this._holes() : null);
     if (!many || wide) parts.push(...this._operation(frame));
     if (!frame.step.why && !many && model.lanes.length) parts.push(legend(this.player));
-    this.root.replaceChildren(...parts.filter(Boolean));
+    keepFocus(this.player.root, () => this.root.replaceChildren(...parts.filter(Boolean)));
   }
 
   _cell({ lane: k, cell: i }, frame) {
@@ -68,7 +69,7 @@ export class Inspector {
     const shown = around(entries, at, 9);
     const list = el("ol", "kv-history", shown.map((entry) => {
       const link = el("button", { type: "button", class: "kv-link" }, number(entry.i));
-      link.addEventListener("click", () => { this.player.selected = { lane: k, cell: i }; this.player.go(entry.i); });
+      link.addEventListener("click", () => { this.player.selected = { lane: k, cell: i }; this.player.lead(entry.i); });
       return el("li", entry.i === at ? "kv-present" : entry.i > at ? "kv-future" : "", [link, el("span", "", this._told(entry))]);
     }));
     const hidden = entries.length - shown.length;

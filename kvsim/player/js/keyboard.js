@@ -25,8 +25,8 @@ function anywhere(player, event) {
     " ": () => player.toggle(),
     ArrowRight: () => (shiftKey ? player.ubatch(1) : player.step(1)),
     ArrowLeft: () => (shiftKey ? player.ubatch(-1) : player.step(-1)),
-    Home: () => player.go(0),
-    End: () => player.go(player.model.nSteps - 1),
+    Home: () => player.lead(0),
+    End: () => player.lead(player.model.nSteps - 1),
     ",": () => player.faster(-1),
     ".": () => player.faster(1),
     "]": () => player.nextTrouble(1),
@@ -63,11 +63,10 @@ export function askStep(player) {
   input.addEventListener("keydown", (event) => {
     event.stopPropagation();
     if (!["Enter", "Escape"].includes(event.key)) return;
-    if (event.key === "Enter" && /^\d+$/.test(input.value)) player.go(Number(input.value));
-    input.remove();
+    if (event.key === "Enter" && /^\d+$/.test(input.value)) player.lead(Number(input.value));
     player.root.focus();
   });
-  input.addEventListener("blur", () => input.remove());
+  input.addEventListener("blur", () => input.remove()); // and only then: to remove it while it has the focus is an error
   player.dock.count.after(input);
   input.focus();
 }

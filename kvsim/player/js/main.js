@@ -19,7 +19,7 @@ import { MANY } from "./layout.js";
 import { Picks } from "./picks.js";
 import { isTrouble } from "./hazards.js";
 import { el } from "./format.js";
-import { frameOnTab } from "./ground.js";
+import { frameOnTab, keepFocus } from "./ground.js";
 
 const LABELS = ["position", "sequence", "token", "shift"];
 const DWELL = 420, QUIET_STEP = 600, FAST_STEP = 60;
@@ -67,7 +67,8 @@ export class Player {
       this.drawer.setAttribute("aria-expanded", open);
     });
     this.main = el("div", "kv-main", [this.ops.root, this.stage.root, this.side, this.drawer]);
-    this.root.replaceChildren(this.sentence.root, this.main, this.dock.root, this.sentence.polite, this.sentence.loud);
+    const parts = [this.sentence.root, this.main, this.dock.root, this.sentence.polite, this.sentence.loud];
+    keepFocus(this.root, () => this.root.replaceChildren(...parts));
     this.motion = new Motion(this, this.stage.overlay);
   }
 
@@ -189,7 +190,14 @@ export class Player {
     else if (moving) this._settle();
   }
 
+  // Someone leads the player to step i: it stays there, even if it was playing.
+  lead(i) {
+    this.pause();
+    this.go(i);
+  }
+
   step(direction) {
+    this.pause();
     if (this.phase !== null) { this.go(this.at); if (direction < 0) return; }
     const to = this.at + direction;
     if (to >= 0 && to < this.model.nSteps) this.go(to, { animate: direction > 0 });
@@ -231,8 +239,9 @@ export class Player {
   }
 
   pause() {
+    if (!this.playing) return;
     this.playing = false;
-    if (this.theme) this.dock.draw();
+    this.dock.draw();
   }
 
   setSpeed(speed) {
@@ -246,9 +255,8 @@ export class Player {
 
   nextTrouble(direction) {
     for (let i = this.at + direction; i >= 0 && i < this.model.nSteps; i += direction) {
-      if (isTrouble(this.model.steps[i])) return this.go(i);
+      if (isTrouble(this.model.steps[i])) { this.lead(i); return; }
     }
-    return null;
   }
 
   // One loop for motion and play; it ends when nothing moves.

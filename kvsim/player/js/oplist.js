@@ -1,6 +1,7 @@
 // The list of operations. Only the rows in sight exist, so ten thousand operations cost what thirty do.
 
 import { el, number } from "./format.js";
+import { keepFocus } from "./ground.js";
 import { isTrouble } from "./hazards.js";
 
 const ROW = 26;
@@ -18,7 +19,7 @@ export class OpList {
     this.find.addEventListener("keydown", (event) => event.stopPropagation());
     this.inner.addEventListener("click", (event) => {
       const row = event.target.closest("[data-step]");
-      if (row) player.go(Number(row.dataset.step));
+      if (row) player.lead(Number(row.dataset.step));
     });
     this._filter();
   }
@@ -55,6 +56,6 @@ export class OpList {
       row.style.top = `${r * ROW}px`;
       rows.push(row);
     }
-    this.inner.replaceChildren(...rows);
+    keepFocus(this.player.root, () => this.inner.replaceChildren(...rows));
   }
 }

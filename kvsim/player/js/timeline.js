@@ -13,7 +13,7 @@ export class Timeline {
     this.root = el("div", "kv-timeline-box", [this.canvas, this.tip]);
     this.hovered = null;
     const drag = (event) => { if (event.buttons & 1) player.go(this.stepAt(event)); };
-    this.canvas.addEventListener("pointerdown", (event) => { this.canvas.setPointerCapture(event.pointerId); player.pause(); player.go(this.stepAt(event)); });
+    this.canvas.addEventListener("pointerdown", (event) => { this.canvas.setPointerCapture(event.pointerId); player.lead(this.stepAt(event)); });
     this.canvas.addEventListener("pointermove", (event) => { drag(event); this._hover(this.stepAt(event), event); });
     this.canvas.addEventListener("pointerleave", () => this._hover(null));
   }
