@@ -1,9 +1,10 @@
 """A CUDA device that is not there: tensors that say they are on ``cuda:0``, whose values lie in host memory.
 
 Everything the engine does on a GPU is done, with right values, and refused where a GPU or torch would refuse
-it: host and device tensors in one operator, values looked at from the host. What makes the host wait is
-allowed inside :mod:`engine.sync` alone. A captured graph is a list of operators that a replay performs again:
-what a capture must not do raises, and what the host knew at capture stays as it was.
+it: host and device tensors in one operator, numbers that CUDA has no kernel for, values looked at from the
+host. What makes the host wait is allowed inside :mod:`engine.sync` alone. A captured graph is a list of
+operators that a replay performs again: what a capture must not do raises, and what the host knew at capture
+stays as it was.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cuda_kernels import without_kernel
 from pretended_tensor import (
     CUDA,
     HOST,
@@ -88,6 +90,8 @@ class Pretending(TorchDispatchMode):
             waits(f"{name} with a mask")
         if name in FILLING and isinstance(args[-1], OnDevice):
             waits(f"{name} with a number of the device")
+        if lacking := without_kernel(name, (x.dtype for x in tensors_of([*args, *kwargs.values()]))):
+            raise PretendedError(lacking)
         numbers = torch.Tag.pointwise in func.tags or name in TAKES_HOST_NUMBER
         for t in host:
             if not numbers or t.dim() > 0:

@@ -44,6 +44,21 @@ def test_numbers_of_the_host_are_taken() -> None:
         assert torch.where(on > 1, on, 0).cpu().tolist() == [0, 7, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("mm", lambda x: x.reshape(2, 2) @ x.reshape(2, 2)),
+        ("sort", lambda x: x.to(torch.complex64).sort()),
+        ("bitwise_and", lambda x: x.to(torch.float32) & x),
+        ("cummax", lambda x: x.to(torch.uint16).cummax(0)),
+    ],
+)
+def test_operators_without_a_kernel_are_refused(name: str, lacking: Callable[..., object]) -> None:
+    """A CPU multiplies matrices of integers, for one."""
+    with pretended_gpu(), pytest.raises(PretendedError, match=f"{name} has no kernel on CUDA for torch"):
+        lacking(torch.arange(4, device=PRETENDED))
+
+
 def test_numpy_does_not_take_tensors_of_the_device() -> None:
     with pretended_gpu(), pytest.raises((RuntimeError, TypeError)):
         torch.arange(4, device=PRETENDED).numpy()
