@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from player_browser import app, browser, players, visits
+from player_browser import Tabs, app, browser, pages, players, visits
 
 
 @pytest.fixture(scope="session")
@@ -18,13 +18,24 @@ def opened():
         yield one
 
 
+@pytest.fixture(scope="module")
+def tabs(opened):
+    return Tabs(opened)
+
+
 @pytest.fixture
-def visit(opened, url):
-    with visits(opened, url) as go:
+def new_page(tabs):
+    with pages(tabs) as new:
+        yield new
+
+
+@pytest.fixture
+def visit(tabs, url):
+    with visits(tabs, url) as go:
         yield go
 
 
 @pytest.fixture
-def show(opened, tmp_path):
-    with players(opened, tmp_path) as go:
+def show(tabs, tmp_path):
+    with players(tabs, tmp_path) as go:
         yield go

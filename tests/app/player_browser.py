@@ -13,63 +13,101 @@ from kvsim.bench.browser import PATIENCE_MS, browser
 from kvsim.bench.served import served
 from kvsim.player.page import page as page_of
 
-__all__ = ["PATIENCE_MS", "app", "browser", "new_page"]
+__all__ = ["Tabs", "app", "browser", "pages", "players", "visits"]
+
+OpenPage = Callable[..., Page]
 
 
-def new_page(opened: Browser, errors: list[str], **options: object) -> Page:
-    """A page of its own context that notes every script error in ``errors``."""
-    options = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "no-preference", **options}
-    page = opened.new_context(**options).new_page()
-    page.set_default_timeout(PATIENCE_MS)  # a busy machine takes its time; nothing waits longer than it must
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    return page
+class Tabs:
+    """Pages of a browser, each in a context of its own, as for users with a browser each.
+
+    A closed one is emptied and opened again: it has a process and the app's scripts, for which a new one takes twice
+    the processor time that the test takes. ``errors`` are those of scripts on any of them.
+    """
+
+    def __init__(self, opened: Browser) -> None:
+        self.errors: list[str] = []
+        self._browser = opened
+        self._free: list[Page] = []
+
+    def open(
+        self,
+        width: int = 1280,
+        height: int = 800,
+        color_scheme: str = "light",
+        reduced_motion: str = "no-preference",
+        offline: bool = False,
+    ) -> Page:
+        page = self._free.pop() if self._free else self._new()
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=color_scheme, reduced_motion=reduced_motion)
+        page.context.set_offline(offline)
+        return page
+
+    def close(self, page: Page) -> None:
+        if page.url.startswith("http"):
+            page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+        page.goto("about:blank")
+        page.context.clear_cookies()
+        self._free.append(page)
+
+    def _new(self) -> Page:
+        page = self._browser.new_context().new_page()
+        page.set_default_timeout(
+            PATIENCE_MS
+        )  # a busy machine takes its time; nothing waits longer than it must
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        return page
 
 
 @contextlib.contextmanager
-def visits(opened: Browser, url: str, wait: str = "") -> Iterator[Callable[..., Page]]:
-    """Opens pages of the app at ``url``, each for a user of its own, and waits for the element ``wait``.
+def pages(tabs: Tabs) -> Iterator[OpenPage]:
+    """Opens empty pages. At the end they are closed, and no script may have failed on them."""
+    opened: list[Page] = []
 
-    At the end they are closed, and no script may have failed on them.
-    """
-    errors: list[str] = []
-    pages: list[Page] = []
+    def new(**options: Any) -> Page:
+        opened.append(tabs.open(**options))
+        return opened[-1]
 
-    def go(query: str = "", **options: object) -> Page:
-        page = new_page(opened, errors, **options)
-        pages.append(page)
-        page.goto(f"{url}/{query}")
-        if wait:
-            page.locator(wait).first.wait_for()
-        return page
-
-    yield go
-    for page in pages:
-        page.context.close()
+    yield new
+    for page in opened:
+        tabs.close(page)
+    errors, tabs.errors[:] = tabs.errors[:], []
     assert errors == []
 
 
 @contextlib.contextmanager
-def players(opened: Browser, folder: Path) -> Iterator[Callable[..., Page]]:
-    """Opens packed recordings in players on pages of their own, which it writes into ``folder``.
+def visits(tabs: Tabs, url: str, wait: str = "") -> Iterator[OpenPage]:
+    """Opens pages of the app at ``url``, each for a user of its own, and waits for the element ``wait``."""
+    with pages(tabs) as new:
 
-    At the end they are closed, and no script may have failed on them.
-    """
-    errors: list[str] = []
-    pages: list[Page] = []
+        def go(query: str = "", **options: Any) -> Page:
+            page = new(**options)
+            page.goto(f"{url}/{query}")
+            if wait:
+                page.locator(wait).first.wait_for()
+            return page
 
-    def go(payload: dict[str, Any], at: int = 0, theme: str = "light", **options: object) -> Page:
-        file = folder / f"{len(pages)}.html"
-        file.write_text(page_of(payload, at, theme))
-        page = new_page(opened, errors, **options)
-        pages.append(page)
-        page.goto(file.as_uri())
-        page.locator(".kv-say", has_text=".").wait_for()
-        return page
+        yield go
 
-    yield go
-    for page in pages:
-        page.context.close()
-    assert errors == []
+
+@contextlib.contextmanager
+def players(tabs: Tabs, folder: Path) -> Iterator[OpenPage]:
+    """Opens packed recordings in players on pages of their own, which it writes into ``folder``."""
+    with pages(tabs) as new:
+        n = 0
+
+        def go(payload: dict[str, Any], at: int = 0, theme: str = "light", **options: Any) -> Page:
+            nonlocal n
+            n += 1
+            file = folder / f"player-{n}.html"
+            file.write_text(page_of(payload, at, theme))
+            page = new(**options)
+            page.goto(file.as_uri())
+            page.locator(".kv-say", has_text=".").wait_for()
+            return page
+
+        yield go
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ PAGES = {
 
 @pytest.mark.parametrize("name", PAGES)
 def test_no_page_scrolls_sideways_from_700_pixels_on(visit, name: str) -> None:
-    page = visit(f"?page={name}", viewport={"width": 700, "height": 900})
+    page = visit(f"?page={name}", width=700, height=900)
     page.locator(PAGES[name]).first.wait_for()
     main = page.get_by_test_id("stMain")
     for width in (700, 850, 1000, 1280):

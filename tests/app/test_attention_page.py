@@ -251,7 +251,7 @@ def test_a_file_that_is_no_model_is_told(tmp_path) -> None:
 
 @pytest.mark.browser
 def test_rows_are_chosen_by_pointer_and_keys_and_kept_in_the_link(visit) -> None:
-    page = visit(f"?page=attention&scenario={KV}&at=18&row=9", viewport={"width": 1280, "height": 900})
+    page = visit(f"?page=attention&scenario={KV}&at=18&row=9", height=900)
     page.locator(".kva .kv-say", has_text="The token at position 30 of seq 3").wait_for()
     assert "may attend to 31 of 256 cells: positions 0–30" in page.locator(".kva .kv-say").inner_text()
     side = page.locator(".kva-side").inner_text()

@@ -338,9 +338,7 @@ def test_a_damaged_link_shows_the_first(field: str, value: str) -> None:
 
 @pytest.mark.browser
 def test_a_campaign_is_run_watched_and_looked_at_and_its_link_restored(visit) -> None:
-    page = visit(
-        f"?page=compare&scenario={KV}&subject={FAULT}&mutant={FAULT}", viewport={"width": 1280, "height": 900}
-    )
+    page = visit(f"?page=compare&scenario={KV}&subject={FAULT}&mutant={FAULT}", height=900)
     page.locator(".kvc .kv-say", has_text="First difference, in 48 fields").wait_for()
     assert page.locator(".kvc .kv-number").inner_text() == "11"
     page.locator(".kvc").focus()

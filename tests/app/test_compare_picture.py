@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from player_browser import new_page
 
 from kvsim.player.bundle import bundle, stylesheet
 from kvsim.player.payload import pack
@@ -30,7 +29,7 @@ def payload_of(name: str) -> dict:
     return pack(trace.header, trace, name)
 
 
-def show(opened, tmp_path: Path, reference: dict, subject: dict, at: int, **more: object):
+def show(new_page, tmp_path: Path, reference: dict, subject: dict, at: int, **more: object):
     """The picture of two payloads at one operation."""
     n = len(reference["steps"])
     comparison = {
@@ -54,11 +53,9 @@ def show(opened, tmp_path: Path, reference: dict, subject: dict, at: int, **more
         f'<script type="module">{script}\nwindow.show({{ parentElement: document.body, '
         'data: JSON.parse(document.getElementById("data").textContent) });</script>'
     )
-    errors: list[str] = []
-    page = new_page(opened, errors)
+    page = new_page()
     page.goto(file.as_uri())
     page.locator(".kvc .kv-say", has_text=".").wait_for()
-    assert errors == []
     return page
 
 
@@ -70,7 +67,7 @@ def last_state(payload: dict, at: int) -> dict:
 
 
 def test_recurrent_cards_of_both_sides_stand_beside_each_other_and_differences_are_red(
-    opened, tmp_path
+    new_page, tmp_path
 ) -> None:
     """The subject's state of seq 3, in cell 1, is not rolled back; those of the others agree."""
     reference, at = payload_of(HYBRID), 58
@@ -78,7 +75,7 @@ def test_recurrent_cards_of_both_sides_stand_beside_each_other_and_differences_a
     record = last_state(subject, at)
     assert record["rs_idx"][3] == 2
     record["rs_idx"][3] = 0
-    page = show(opened, tmp_path, reference, subject, at)
+    page = show(new_page, tmp_path, reference, subject, at)
     sides = page.locator(".kvc-side", has=page.locator(".kv-cards"))
     assert [sides.nth(k).locator(".kv-card").count() for k in (0, 1)] == [4, 4]
     for k, plane in ((0, "plane 2"), (1, "plane 0")):
@@ -87,38 +84,33 @@ def test_recurrent_cards_of_both_sides_stand_beside_each_other_and_differences_a
         assert "cell 1" in marked.inner_text()
         assert marked.locator(".kv-plane-read").inner_text().startswith(plane)
         assert marked.locator(".kv-plane.kvc-apart-text").count() == 3
-    page.context.close()
 
 
-def test_equal_cards_are_not_marked(opened, tmp_path) -> None:
+def test_equal_cards_are_not_marked(new_page, tmp_path) -> None:
     reference = payload_of(HYBRID)
-    page = show(opened, tmp_path, reference, copy.deepcopy(reference), 58)
+    page = show(new_page, tmp_path, reference, copy.deepcopy(reference), 58)
     assert page.locator(".kv-card").count() == 8
     assert page.locator(".kvc-apart-card, .kvc-apart-text").count() == 0
-    page.context.close()
 
 
-def test_rings_and_pooled_rows_are_drawn_and_differences_are_red(opened, tmp_path) -> None:
+def test_rings_and_pooled_rows_are_drawn_and_differences_are_red(new_page, tmp_path) -> None:
     reference, at = payload_of(DSV4), 72
-    same = show(opened, tmp_path, reference, copy.deepcopy(reference), at)
+    same = show(new_page, tmp_path, reference, copy.deepcopy(reference), at)
     assert same.locator(".kvc-side .kv-compressor").count() == 2
     assert [same.evaluate(RED, k) for k in (0, 1)] == [0, 0]
-    same.context.close()
     subject = copy.deepcopy(reference)
     (seq, low, high), *_ = subject["steps"][at]["pos"]
     subject["steps"][at]["pos"] = [[seq, low, high - 5]]
-    page = show(opened, tmp_path, reference, subject, at)
+    page = show(new_page, tmp_path, reference, subject, at)
     assert min(page.evaluate(RED, k) for k in (0, 1)) > 100
-    page.context.close()
 
 
-def test_long_names_end_in_dots_and_are_told_in_full(opened, tmp_path) -> None:
+def test_long_names_end_in_dots_and_are_told_in_full(new_page, tmp_path) -> None:
     reference = payload_of(HYBRID)
     name = "a-fault-with-a-name-so-long-that-no-heading-has-the-room-for-it"
-    page = show(opened, tmp_path, reference, copy.deepcopy(reference), 58, name=name)
+    page = show(new_page, tmp_path, reference, copy.deepcopy(reference), 58, name=name)
     title = page.locator(".kvc-grids .kvc-side .kv-lane-name").nth(1)
     assert title.get_attribute("title") == f"{name}, attn"
     inside = "e => [e.getBoundingClientRect().right, e.parentElement.getBoundingClientRect().right]"
     right, edge = title.evaluate(inside)
     assert right < edge
-    page.context.close()

@@ -10,8 +10,8 @@ from kvsim.trace import read_trace
 pytestmark = pytest.mark.browser
 
 NAME = "iswa/gemma3-swa20-uni-c512-u64-s8-q8_0-05"
-WIDE = {"width": 1700, "height": 900}
-"""Wide enough for the list of operations."""
+WIDE = 1700
+"""Pixels, enough for the list of operations."""
 
 PLAY = """() => { const p = kvsim.player;
   p.select({ lane: 0, cell: 0 }); p._run = () => {}; p.go(40); p.play(); p.go(41, { animate: true }); }"""
@@ -62,7 +62,7 @@ def click(where: str, **at: object):
     ],
 )
 def test_a_playing_player_stays_where_it_is_led(show, payload, lead, to: int) -> None:
-    page = show(payload, viewport=WIDE)
+    page = show(payload, width=WIDE)
     page.evaluate(PLAY)
     lead(page)
     page.evaluate(FRAME)
@@ -72,7 +72,7 @@ def test_a_playing_player_stays_where_it_is_led(show, payload, lead, to: int) ->
 
 @pytest.mark.parametrize("where", ["[data-step='16']", ".kv-history button"])
 def test_keys_act_after_a_click_on_what_is_then_drawn_anew(show, payload, where: str) -> None:
-    page = show(payload, 18, viewport=WIDE)
+    page = show(payload, 18, width=WIDE)
     page.evaluate("kvsim.player.select({ lane: 0, cell: 0 })")
     page.locator(where).first.click()
     before = page.evaluate(AT)

@@ -21,8 +21,8 @@ LINK = f"?page=playground&do={packed(SETUP, LINES)}"
 
 
 @pytest.fixture
-def visit(opened, url):
-    with visits(opened, url, ".kv-say") as go:
+def visit(tabs, url):
+    with visits(tabs, url, ".kv-say") as go:
         yield go
 
 
@@ -105,7 +105,7 @@ def test_a_line_of_the_list_leads_the_player_to_its_first_step(visit) -> None:
 
 
 def test_on_a_narrow_page_fields_acts_player_and_operations_stand_below_each_other(visit) -> None:
-    page = visit(LINK, viewport={"width": 800, "height": 900})
+    page = visit(LINK, width=800, height=900)
     count(page, "2 of 2")
     parts = [".st-key-pg-config", ".st-key-pg-acts", ".kv", ".st-key-pg-side"]
     boxes = [page.locator(part).first.bounding_box() for part in parts]

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from player_browser import new_page
 from typer.testing import CliRunner
 
 import kvsim
@@ -194,11 +193,10 @@ def test_display_refuses_a_step_that_is_not_there() -> None:
 
 
 @pytest.mark.browser
-def test_a_page_opens_offline_and_keeps_its_own_policy(opened, tmp_path) -> None:
+def test_a_page_opens_offline_and_keeps_its_own_policy(new_page, tmp_path) -> None:
     """Nothing is fetched, the page keeps to its policy, and a script that is added does not run."""
     out = make(tmp_path, "x.html", first=18)
-    errors: list[str] = []
-    page = new_page(opened, errors, offline=True)
+    page = new_page(offline=True)
     told, asked = [], []
     page.on("console", lambda message: told.append(message.text))
     page.on("request", lambda request: asked.append(request.url))
@@ -208,36 +206,33 @@ def test_a_page_opens_offline_and_keeps_its_own_policy(opened, tmp_path) -> None
     page.keyboard.press("Tab")
     page.get_by_role("button", name="One step on").click()
     assert page.locator(".kv-number").inner_text() == "19"
-    assert (errors, told, asked) == ([], [], [out.as_uri()])
+    assert (told, asked) == ([], [out.as_uri()])
     page.evaluate(
         "() => { const s = document.createElement('script'); s.textContent = 'window.hurt = 1';"
         " document.body.append(s); }"
     )
     assert page.evaluate("window.hurt") is None
     assert "Content Security Policy" in told[0]
-    page.context.close()
 
 
 @pytest.mark.browser
-def test_a_page_brings_its_fonts(opened, tmp_path) -> None:
+def test_a_page_brings_its_fonts(new_page, tmp_path) -> None:
     """Both are drawn with, offline, and weigh little."""
-    page = new_page(opened, [], offline=True)
+    page = new_page(offline=True)
     page.goto(make(tmp_path, "x.html", first=18).as_uri())
     page.locator(".kv-say").wait_for()
     loaded = "async () => { await document.fonts.ready; return [...document.fonts].map(f => [f.family, f.status]); }"
     assert page.evaluate(loaded) == [["kvsim Sans", "loaded"], ["kvsim Mono", "loaded"]]
     assert page.locator(".kv-say").evaluate("e => getComputedStyle(e).fontFamily").startswith('"kvsim Sans"')
     assert len(_fonts()) < 60_000
-    page.context.close()
 
 
 @pytest.mark.browser
-def test_a_page_in_a_frame_without_room_waits_for_some(opened, tmp_path) -> None:
+def test_a_page_in_a_frame_without_room_waits_for_some(new_page, tmp_path) -> None:
     """With hazards to tell, which come before there is anything to draw on."""
     make(tmp_path, "x.html", first=17)
     (tmp_path / "outer.html").write_text('<iframe src="x.html" width="1000" height="700" hidden></iframe>')
-    errors: list[str] = []
-    page = new_page(opened, errors)
+    page = new_page()
     page.goto((tmp_path / "outer.html").as_uri())
     frame = page.frames[1]
     frame.wait_for_load_state()
@@ -247,50 +242,41 @@ def test_a_page_in_a_frame_without_room_waits_for_some(opened, tmp_path) -> None
     shown = page.frame_locator("iframe")
     assert shown.locator(".kv-number").inner_text() == "17"
     shown.locator(".kv-hazard", has_text="Hazard: one").first.wait_for()
-    assert errors == []
-    page.context.close()
 
 
 @pytest.mark.browser
-def test_the_last_step_of_a_failure_tells_both_sides(opened, tmp_path) -> None:
+def test_the_last_step_of_a_failure_tells_both_sides(new_page, tmp_path) -> None:
     out = tmp_path / "x.html"
     out.write_text(html_page(read_trace("fixtures/museum/lanes-cut-apart.jsonl"), at=2))
-    errors: list[str] = []
-    page = new_page(opened, errors)
+    page = new_page()
     page.goto(out.as_uri())
     told = page.locator(".kv-side .kv-apart, .kv-inspector .kv-apart").first
     told.get_by_text("✕ lanes-cut-apart differs from the ledger").wait_for()
     assert told.locator("b").all_inner_texts()[:2] == ["lanes-cut-apart: ", "reference: "]
     page.locator(".kv-mark", has_text="✕ differs").wait_for()
-    assert errors == []
-    page.context.close()
 
 
 @pytest.mark.browser
-def test_hostile_text_in_a_trace_is_shown_as_text(opened, tmp_path) -> None:
+def test_hostile_text_in_a_trace_is_shown_as_text(new_page, tmp_path) -> None:
     evil = "</script><img src=x onerror='window.hurt=1'>"
     trace = kv()
     trace.path = f"{evil}.jsonl"
     object.__setattr__(trace.header, "arch", evil)
     out = tmp_path / "x.html"
     out.write_text(html_page(trace))
-    errors: list[str] = []
-    page = new_page(opened, errors)
+    page = new_page()
     page.goto(out.as_uri())
     page.locator(".kv-say").wait_for()
     assert page.evaluate("window.hurt") is None
     assert page.locator("img").count() == 0
-    assert errors == []
-    page.context.close()
 
 
 @pytest.mark.browser
-def test_a_notebook_shows_the_player_in_a_frame_of_its_own(opened, tmp_path) -> None:
+def test_a_notebook_shows_the_player_in_a_frame_of_its_own(new_page, tmp_path) -> None:
     shown = kvsim.display(KV, at=16, height=500)
     out = tmp_path / "notebook.html"
     out.write_text(f"<!doctype html><h1>Lecture 3</h1>{shown._repr_html_()}<p>after")
-    errors: list[str] = []
-    page = new_page(opened, errors)
+    page = new_page()
     page.goto(out.as_uri())
     frame = page.frame_locator("iframe")
     frame.locator(".kv-say").wait_for()
@@ -298,8 +284,6 @@ def test_a_notebook_shows_the_player_in_a_frame_of_its_own(opened, tmp_path) -> 
     assert page.locator("iframe").bounding_box()["height"] == 500
     frame.get_by_role("button", name="One step on").click()
     assert frame.locator(".kv-number").inner_text() == "17"
-    assert errors == []
-    page.context.close()
 
 
 def test_a_copy_between_streams_is_drawn_as_written_and_a_shift_as_rolling(monkeypatch) -> None:

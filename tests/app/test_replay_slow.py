@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from player_browser import browser, visits
+from player_browser import visits
 
 from kvsim.bench.served import served
 
@@ -18,15 +18,15 @@ PROGRESS = ".st-key-source [data-testid=stText]"
 
 
 @pytest.fixture(scope="module")
-def opened():
-    with browser() as one, served(Path("tests/app/slow_app.py").resolve()) as app:
-        yield one, app.url
+def url():
+    with served(Path("tests/app/slow_app.py").resolve()) as app:
+        yield app.url
 
 
 @pytest.fixture
-def uploaded(opened):
+def uploaded(tabs, url):
     """A page on which the recording has just been chosen."""
-    with visits(*opened) as visit:
+    with visits(tabs, url) as visit:
         page = visit("?scenario=")
         page.get_by_text("Open a recording").wait_for()
         page.get_by_test_id("stPopoverButton").click()
