@@ -9,7 +9,7 @@
 # clean  remove everything the other targets made
 
 PYTHON ?= python3
-JOBS   ?= 2
+JOBS   ?= 3
 BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 TESTS  ?= tests
@@ -25,7 +25,8 @@ export PYTHONDONTWRITEBYTECODE :=
 app: .venv/app.done
 	$(BIN)/kvsim app
 
-# two processes want one thread each, or they wait for one another
+# three processes for two cores: half the time of a test with a browser is spent waiting for it; each wants one thread, or
+# they wait for one another
 test: lint browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		-m "$$({ $(FIND_BROWSER); } >/dev/null || echo 'not browser')" $(TESTS)

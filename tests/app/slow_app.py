@@ -1,16 +1,17 @@
-"""The app, reading and comparing uploads so slowly that a test can watch: a script for ``streamlit run``."""
+"""The app, reading and comparing uploads as slowly as a test wants: a script for ``streamlit run``."""
 
 from __future__ import annotations
 
 import runpy
-import time
 from pathlib import Path
 
 from app.recordings import Opening
 from app.replaying import checking
 from app.views import replay_check
+from tests.app.held import dawdle
 
-PER_OPERATION = 0.05
+PER_OPERATION = 0.25
+"""Seconds, long enough for a test on a busy machine to act before all is read."""
 
 
 class SlowTask(checking.Task):
@@ -20,7 +21,7 @@ class SlowTask(checking.Task):
 
 
 def slow_advance(self: Opening) -> bool:
-    time.sleep(PER_OPERATION)
+    dawdle("reading", PER_OPERATION)
     return Opening.quick_advance(self)
 
 

@@ -116,9 +116,11 @@ def test_a_run_that_is_stopped_saves_what_it_did_and_goes_on_there(
 ) -> None:
     """The subject itself sends the signal, in its third session, once."""
     (tmp_path / "stopping.py").write_text(f"""
-import os
+import os, signal
 from pathlib import Path
 from kvsim.testing.subject import ContextSubject
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
 
 class Stops(ContextSubject):
     left = 900
