@@ -75,7 +75,7 @@ class Part(Protocol):
 
 
 class AttentionPart:
-    """What one attention cache must let each sequence see.
+    """What one attention cache must let each sequence see: ``held``, whose lists are replaced, never changed.
 
     ``swa_type``, ``n_swa``: its window. ``streams``: sequences do not share rows, so a copy replaces its
     target; else it adds to it. ``rotates``: keys follow a change of position at the next update. ``two_d``:
@@ -94,9 +94,9 @@ class AttentionPart:
         self._n_rows = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AttentionPart:
-        """Entries never change, so that copies share them."""
+        """Lists of entries never change, so that copies share them."""
         twin = copy.copy(self)
-        twin.held = {s: list(entries) for s, entries in self.held.items()}
+        twin.held = dict(self.held)
         return twin
 
     def entries(self, seq: int) -> list[Entry]:
@@ -113,7 +113,7 @@ class AttentionPart:
             return
         entry = Entry(pos, instance, pos, 0, place if self.two_d else (0, 0), self.new_row())
         for s in seqs:
-            self.held.setdefault(s, []).append(entry)
+            self.held[s] = [*self.held.get(s, ()), entry]
 
     def new_row(self) -> int:
         self._n_rows += 1

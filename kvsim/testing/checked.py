@@ -289,7 +289,7 @@ class Checked:
 def check_picture(snapshot: Snapshot, before: Snapshot) -> None:
     """What a picture says twice must agree. What has not changed since ``before`` did."""
     for name, streams in snapshot.caches.items():
-        for stream, record in enumerate(streams):
+        for stream, record in enumerate(streams if streams is not before.caches[name] else ()):
             if record is before.caches[name][stream]:
                 continue
             cells = record["cells"]

@@ -180,7 +180,7 @@ class StateSketch:
 
     def __init__(self, smallest: Iterable[int] = ()) -> None:
         self.smallest = sorted(set(smallest))[: self.KEPT]
-        self._last: dict[tuple[str, int], tuple[Any, int]] = {}
+        self._last: dict[str, tuple[Any, list[int]]] = {}
 
     def add(self, picture: Mapping[str, Any]) -> None:
         """Count this picture, tokens left aside: who sits where, at which position."""
@@ -195,14 +195,14 @@ class StateSketch:
         del self.smallest[self.KEPT :]
 
     def _streams(self, caches: Mapping[str, Any]) -> Iterator[int]:
-        """The fingerprint of every stream; of one that is the very same record, the one it had."""
+        """The fingerprint of every stream; of those that are the very same records, the ones they had."""
         for name, streams in caches.items():
-            for i, stream in enumerate(streams):
-                record, value = self._last.get((name, i), (None, 0))
-                if record is not stream:
-                    value = hash((stream["head"], *[(c[0], c[1], *c[2], -2, c[3]) for c in stream["cells"]]))
-                    self._last[name, i] = stream, value
-                yield value
+            before, values = self._last.get(name, (None, []))
+            if before is not streams:
+                known = dict(zip(map(id, before or ()), values, strict=True))
+                values = [known.get(id(stream)) or _fingerprint(stream) for stream in streams]
+                self._last[name] = streams, values
+            yield from values
 
     def merge(self, other: StateSketch) -> None:
         self.smallest = sorted({*self.smallest, *other.smallest})[: self.KEPT]
@@ -213,6 +213,10 @@ class StateSketch:
         if len(self.smallest) < self.KEPT:
             return len(self.smallest)
         return int((self.KEPT - 1) * 2**64 / self.smallest[-1])
+
+
+def _fingerprint(stream: Mapping[str, Any]) -> int:
+    return hash((stream["head"], *[(c[0], c[1], *c[2], -2, c[3]) for c in stream["cells"]]))
 
 
 def _states(recurrent: Mapping[str, Any] | None) -> tuple[Any, ...]:

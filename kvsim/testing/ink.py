@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,12 @@ from kvsim.caches.kv_view import KVView
 from kvsim.caches.recurrent import RecurrentMemory, RecurrentView
 from kvsim.ledger_states import Histories, State
 from kvsim.memory import IntArray, View
+from kvsim.tensors.compressor import CompressorShape
 from kvsim.tensors.recurrent_store import RecurrentStore
 from kvsim.testing.ink_cache import InkStore
+
+NOTHING = np.zeros(1, np.int32)
+"""What a plan reads where there is no token."""
 
 
 def inked(store: RecurrentStore) -> tuple[str, int]:
@@ -95,17 +98,18 @@ class InkNetwork:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def run(self, ubatch: Ubatch, views: Mapping[str, View]) -> NDArray[np.float32]:
-        instances = (ubatch.idx + self.first).astype(np.int32)
+        instances = ubatch.idx + self.first
         ran = Ran(ubatch.idx.tolist())
         for name, view in views.items():
-            if isinstance(view, RawView):
-                self._attend_raw(view, instances, ran)
+            if isinstance(view, KVView):
+                if view.cache.store is not None:
+                    self._write(view, instances)
+                    if view.cache.has_mask:
+                        self._attend(name, view, ran)
             elif isinstance(view, PlanView):
                 self._compress(name, view, ubatch, instances, ran)
-            elif isinstance(view, KVView) and view.cache.store is not None:
-                self._write(view, instances)
-                if view.cache.has_mask:
-                    self._attend(name, view, ran)
+            elif isinstance(view, RawView):
+                self._attend_raw(view, instances, ran)
             elif isinstance(view, RecurrentView):
                 self._remember(view, ubatch, instances, ran)
         self.ran.append(ran)
@@ -139,34 +143,37 @@ class InkNetwork:
         """DeepSeek-V4 writes a shared token once per sequence, and reads the stream of the first one."""
         assert isinstance(view.cache, KVCache)
         assert isinstance(view.view, KVView)
-        written = KVView(view.cache, view.written, per_sequence(view.ubatch))
-        self._write(written, (written.ubatch.idx + self.first).astype(np.int32))
+        if view.slot is view.written:  # no token is shared
+            self._write(view.view, instances)
+        else:
+            written = KVView(view.cache, view.written, per_sequence(view.ubatch))
+            self._write(written, written.ubatch.idx + self.first)
         self._attend(view.cache.name, view.view, ran)
 
     def _compress(self, name: str, view: PlanView, ubatch: Ubatch, instances: IntArray, ran: Ran) -> None:
         """Follow the plan with instances in place of values: a compressed row holds the number of the tuple
         it was made from (``src/models/deepseek4.cpp``; the order is that of the graph)."""
         ring, plan, cache = view.ring, view.plan, view.cache
-        assert isinstance(cache, KVCache)
         store = cache.store
         assert isinstance(store, InkStore)
         kept = next(iter(ring.states.values())).kv[:, 0]
-        tokens = instances.astype(kept.dtype)
-        _move(kept, plan.state_restore_dst_idxs, kept, plan.state_restore_src_idxs)
-        if len(plan.state_read_idxs) or len(plan.state_write_idxs):  # most tokens complete no block
-            sources = np.concatenate([kept[: ring.shape.ring_rows], tokens, [0]])
-            read = sources[plan.state_read_idxs].astype(np.int64)
-            if ring.shape.overlap:
-                before, own = read.reshape(2, -1, ring.shape.ratio)
-                windows = np.concatenate([before, own], axis=1)
-            else:
-                windows = read.reshape(-1, ring.shape.ratio)
-            for at, window in zip(plan.state_write_idxs.tolist(), windows.tolist(), strict=True):
-                stream, row = divmod(at, cache.size)
-                store.instance[stream, row] = self._block(tuple(window))
-        rows = np.concatenate([kept, tokens])
-        _move(kept, plan.state_snapshot_dst_idxs, rows, plan.state_snapshot_src_idxs)
-        _move(kept, plan.state_persist_dst_idxs, tokens, plan.state_persist_src_idxs)
+        if len(plan.state_restore_dst_idxs):
+            kept[plan.state_restore_dst_idxs] = kept[plan.state_restore_src_idxs]
+        sources = np.concatenate(
+            (kept[: ring.shape.ring_rows], instances, NOTHING), dtype=np.int32, casting="unsafe"
+        )
+        read = tuple(sources.take(plan.state_read_idxs).tolist())
+        for at, block in zip(plan.state_write_idxs.tolist(), _blocks(read, ring.shape), strict=True):
+            stream, row = divmod(at, cache.size)
+            store.instance[stream, row] = self._number(block)
+        if len(plan.state_snapshot_dst_idxs):
+            rows = np.concatenate((kept, instances))
+            kept[plan.state_snapshot_dst_idxs] = rows[plan.state_snapshot_src_idxs]
+        persisted = zip(
+            plan.state_persist_dst_idxs.tolist(), plan.state_persist_src_idxs.tolist(), strict=True
+        )
+        for row, token in persisted:
+            kept[row] = instances[token]
         if name != "csa":
             return
         most: dict[int, int] = {}
@@ -176,12 +183,12 @@ class InkNetwork:
             numbers = store.instance[cache.stream_of(seq), :n].tolist()
             ran.compressed.append(Rows(seq, [self._blocks[k] for k in numbers]))
 
-    def _block(self, instances: tuple[int, ...]) -> int:
+    def _number(self, block: tuple[int, ...]) -> int:
         """The number of a tuple of instances; number 0 is a row that was never written."""
-        if instances not in self._numbers:
-            self._numbers[instances] = len(self._blocks)
-            self._blocks.append(instances)
-        return self._numbers[instances]
+        if block not in self._numbers:
+            self._numbers[block] = len(self._blocks)
+            self._blocks.append(block)
+        return self._numbers[block]
 
     def _attend(self, name: str, view: KVView, ran: Ran) -> None:
         store, ubatch = view.cache.store, view.ubatch
@@ -198,7 +205,11 @@ class InkNetwork:
                 ran.reads.append(Read(name, ubatch.seq_ids[i][0], pos[i], place, seen))
 
 
-def _move(rows: NDArray[Any], dst: IntArray, source: NDArray[Any], src: IntArray) -> None:
-    """``rows[dst] = source[src]``, which is mostly nothing."""
-    if len(dst) or len(src):
-        rows[dst] = source[src]
+def _blocks(read: tuple[int, ...], shape: CompressorShape) -> list[tuple[int, ...]]:
+    """What was read for each block, oldest first. With overlap the tokens before all the blocks come ahead of their
+    own."""
+    ratio = shape.ratio
+    if not shape.overlap:
+        return [read[i : i + ratio] for i in range(0, len(read), ratio)]
+    half = len(read) // 2
+    return [read[i : i + ratio] + read[half + i : half + i + ratio] for i in range(0, half, ratio)]

@@ -74,9 +74,15 @@ class InkCache(KVCache):
 
     def __init__(self, spec: CacheSpec, name: str, store: InkStore | None) -> None:
         super().__init__(spec, name, store)
-        self._lay_out()
         self._looks = [NOTHING] * spec.n_stream
-        self._proved = [NOTHING] * spec.n_stream
+        self.held: Held = {}
+        self._records: list[dict[str, Any]] = []
+        self._proved: list[Look] = []
+        self._lay_out()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy lays its own tables out."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_numbers", "_ink")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -89,38 +95,47 @@ class InkCache(KVCache):
         self._numbers = [numbers_of(table) for table in self.cells]
         for table, numbers in zip(self.cells, self._numbers, strict=True):
             table.pos, table.shift, table.tok, table.x, table.y = numbers
+        has_ink = isinstance(self.store, InkStore)
+        self._ink = list(self.store.ink) if has_ink else [no_ink(self.size)] * self.n_stream
 
     def look(self) -> list[Look]:
-        """Look at every stream as it is now, with the rows that it will have once the queued copies have run."""
-        source = list(range(self.n_stream))
-        for src, dst in self.pending_copies:
-            source[dst] = source[src]
-        ink = self.store.ink if isinstance(self.store, InkStore) else [no_ink(self.size)] * self.n_stream
+        """Look at every stream as it is now, with the rows that it will have once the queued copies have run.
+        Where nothing has changed, looks, ``held`` and pictures stay the same objects."""
+        ink = self._ink
+        if self.pending_copies:
+            ink = list(ink)
+            for src, dst in self.pending_copies:
+                ink[dst] = ink[src]
         two_d = self.spec.n_pos_per_embd >= 3
-        self._looks = [
-            look_at(table, head, two_d, numbers, ink[src], before)
-            for table, head, numbers, src, before in zip(
-                self.cells, self.heads, self._numbers, source, self._looks, strict=True
+        looks = [
+            look_at(table, head, two_d, numbers, rows, before)
+            for table, head, numbers, rows, before in zip(
+                self.cells, self.heads, self._numbers, ink, self._looks, strict=True
             )
         ]
+        if looks != self._looks:
+            self._looks, self.held = looks, together(looks)
+            self._records = [look.record for look in looks]
         return self._looks
 
     def records(self) -> list[dict[str, Any]]:
-        return [look.record for look in self._looks]
+        return self._records
 
     def check_integrity(self) -> None:
         """The invariants of the streams that have changed."""
+        if self._looks is self._proved:
+            return
         for stream, look in enumerate(self._looks):
-            if look is not self._proved[stream]:
+            if look not in self._proved:
                 try:
                     prove(self.cells[stream], look)
                 except IntegrityError as err:
                     raise IntegrityError(f"cache {self.name!r}, stream {stream}: {err}") from err
-                self._proved[stream] = look
             if not 0 <= self.heads[stream] <= self.size:
                 raise IntegrityError(
                     f"cache {self.name!r}, stream {stream}: head {self.heads[stream]} is outside"
                 )
+        self._proved = self._looks
 
     def check_everything(self) -> None:
         """All invariants as the reference proves them, and all pictures as it makes them. Raises
@@ -136,6 +151,7 @@ class InkCache(KVCache):
 def cells_of(cache: KVCache) -> Held:
     """What the cells of a cache hold for every sequence."""
     if isinstance(cache, InkCache):
-        return together(cache.look())
+        cache.look()
+        return cache.held
     two_d, ink = cache.spec.n_pos_per_embd >= 3, no_ink(cache.size)
     return together([look_at(table, 0, two_d, numbers_of(table), ink) for table in cache.cells])

@@ -27,6 +27,9 @@ Cell = tuple[int, ...]
 OWNERS = 7
 """Where those begin."""
 
+HALF_ALIVE = 4
+"""Where what a look was made from has the cells that are half alive."""
+
 
 class Look:
     """``seen`` is everything that it was made from: while that stays, so does the look, which is never changed
@@ -72,17 +75,17 @@ def look_at(
     that is turned for: ``int32[size, 2]``.
     """
     end = table.extent  # empty from here on, as a proof of everything shows now and then
-    used, has_shift, half_alive = table.used, table.has_shift, table.half_alive
-    seen: tuple[Any, ...] = (head, used, has_shift, half_alive)
-    if end:
-        numbers, owners, ink = numbers[:, :end], table.seq[:, :end], ink[:end]
-        seen = (*seen, numbers.tobytes(), owners.tobytes(), ink.tobytes())
+    half_alive = table.half_alive
+    seen: tuple[Any, ...] = (head, end, table.n_live, table.has_shift, half_alive)
+    if end:  # all bytes, because those up to the end would first be gathered
+        seen = (*seen, numbers.tobytes(), table.seq.tobytes(), ink.tobytes())
     if seen == before.seen:
         return before
     look = Look(seen)
     if end:
-        look.cells = list(zip(*numbers.tolist(), *ink.T.tolist(), *owners.tolist(), strict=True))
-    known = before.cells[:end] if before is not NOTHING and before.seen[3] == half_alive else []
+        columns = (*numbers[:, :end].tolist(), *ink[:end].T.tolist(), *table.seq[:, :end].tolist())
+        look.cells = list(zip(*columns, strict=True))
+    known = before.cells[:end] if before is not NOTHING and before.seen[HALF_ALIVE] == half_alive else []
     n = len(known)
     look.entries = before.entries[:n] + [None] * (end - n)
     look.rows = before.rows[:n] + [None] * (end - n)
@@ -90,7 +93,7 @@ def look_at(
     for i in (*changed, *range(n, end)):
         look.entries[i], look.rows[i] = _taken_apart(look.cells[i], i, two_d, i in half_alive)
     listed = [row for row in look.rows if row is not None]
-    look.record = {"head": head, "used": used, "has_shift": has_shift, "cells": listed}
+    look.record = {"head": head, "used": table.used, "has_shift": table.has_shift, "cells": listed}
     look.held = _held(look, before)
     return look
 

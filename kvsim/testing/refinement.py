@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.ledger import CONTENT, POSITION, AttentionPart, Entry, Ledger
@@ -16,14 +17,13 @@ from kvsim.memory import Memory
 from kvsim.testing.excuses import Excuses
 from kvsim.testing.ink import states_of
 from kvsim.testing.ink_cache import InkCache
-from kvsim.testing.look import Held, together
+from kvsim.testing.look import Held
 from kvsim.testing.parts import window_pair
 
 NOTHING_HELD: list[Entry] = []
 
-Agreed = tuple[list[Entry], int, list[Entry]]
-"""What a ledger holds of a sequence, how much that is, and what the cells hold. The ledger's list is replaced, or
-grows."""
+Agreed = tuple[list[Entry], list[Entry]]
+"""What a ledger holds of a sequence, and what the cells hold."""
 
 
 class Refinement:
@@ -37,35 +37,55 @@ class Refinement:
         self._states = next((leaf for leaf in leaves.values() if isinstance(leaf, RecurrentMemory)), None)
         self._rowless = {name for name, cache in self.caches.items() if cache.store is None}
         self._n_seq_max = memory.n_seq_max
+        self._compared = [name for name in self.caches if name in ledger.parts]
         self._ledger = ledger
         self._excuses = excuses
         self._agreed: dict[str, dict[int, Agreed]] = {name: {} for name in self.caches}
+        self._settled: dict[str, tuple[Held, Held, AbstractSet[int]]] = {
+            name: ({}, {}, frozenset()) for name in self.caches
+        }
         self.look()
 
     def look(self) -> None:
         """See what the cells are now: pictures, proofs and comparisons go by that."""
-        self._found: dict[str, Held] = {}
-        for name, cache in self.caches.items():
-            looks = cache.look()
-            if name in self._ledger.parts:
-                self._found[name] = together(looks)
+        for cache in self.caches.values():
+            cache.look()
+        self._found: dict[str, Held] = {name: self.caches[name].held for name in self._compared}
 
     def compare(self) -> None:
         """Compare every part and sequence. Raises CheckError at a difference that nothing explains."""
         excuses, found = self._excuses, self._found
         excuses.go_astray()
         standing = self._compare_states()
-        adopted = excuses.astray | {seq for name in found for seq in self._differing(name, found[name])}
-        for name in found if adopted else ():
-            part = self._ledger.parts[name]
-            assert isinstance(part, AttentionPart)
-            part.adopt(found[name], adopted, rows=name not in self._rowless)
+        adopted = excuses.astray | {
+            seq for name in found if not self._is_settled(name) for seq in self._differing(name, found[name])
+        }
+        for name in found:
+            if adopted and not (adopted == excuses.astray and self._is_settled(name)):
+                self._part(name).adopt(found[name], adopted, rows=name not in self._rowless)
+            self._settled[name] = found[name], dict(self._part(name).held), adopted
         if self.pair is not None:
             full, swa = (found[name] for name in self.pair)
             new = adopted - excuses.astray
             excuses.astray |= {seq for seq in new if _positions(swa, seq) - _positions(full, seq)}
         if excuses.astray:
             excuses.astray &= standing.union(*found.values())
+
+    def _part(self, name: str) -> AttentionPart:
+        part = self._ledger.parts[name]
+        assert isinstance(part, AttentionPart)
+        return part
+
+    def _is_settled(self, name: str) -> bool:
+        """Whether there is nothing to compare or to adopt, because nothing has changed since that was done last: not
+        in the cells, not in the ledger, nor in what is explained."""
+        found, held, adopted = self._settled[name]
+        return (
+            found is self._found[name]
+            and held == self._part(name).held
+            and self._excuses.astray <= adopted
+            and not self._excuses.events
+        )
 
     def _compare_states(self) -> set[int]:
         """Compare what the recurrent states have seen. Returns the sequences that have one."""
@@ -94,8 +114,7 @@ class Refinement:
     def _differing(self, name: str, found: Held) -> Iterator[int]:
         """The sequences, but for those astray, for which one attention cache must be believed, since a hazard
         has explained it."""
-        part, excuses = self._ledger.parts[name], self._excuses
-        assert isinstance(part, AttentionPart)
+        part, excuses = self._part(name), self._excuses
         agreed, rows = self._agreed[name], name not in self._rowless
         for seq in (found.keys() | part.held.keys()) - excuses.astray:
             entries, cells = part.held.get(seq, NOTHING_HELD), found.get(seq, NOTHING_HELD)
@@ -109,7 +128,7 @@ class Refinement:
                         )
                     yield seq
                     continue
-            agreed[seq] = entries, len(entries), cells
+            agreed[seq] = entries, cells
             if excuses.events and len(entries) != len(cells) and excuses.explained(name, seq):
                 yield seq  # its positions may start anew: what the window has forgotten is out of reach
 
@@ -117,9 +136,12 @@ class Refinement:
 def agree_as_before(before: Agreed | None, entries: list[Entry], cells: list[Entry], rows: bool) -> bool:
     """Whether ledger and cells, which agreed before, have since but got the same at their ends: the window, which
     may have forgotten what was before, only moves on."""
-    if before is None or before[0] is not entries:
+    if before is None:
         return False
-    _, n, known = before
+    held, known = before
+    n = len(held)
+    if entries is not held and entries[:n] != held:
+        return False
     if cells is known:
         return n == len(entries)
     key = CONTENT if rows else POSITION

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsim.errors import IntegrityError
 from kvsim.ledger import AttentionPart, Entry
 from kvsim.models.params import SwaType
 from kvsim.ops import Op
 from kvsim.testing.cache_info import CACHES
-from kvsim.testing.checked import Checked
-from kvsim.testing.ink_cache import InkCache
+from kvsim.testing.checked import Checked, CheckError
+from kvsim.testing.ink_cache import InkCache, InkStore
 from kvsim.testing.look import together
-from kvsim.testing.refinement import agree_as_before
+from kvsim.testing.refinement import Agreed, agree_as_before
 
 SWA = SwaType.STANDARD
 
@@ -107,7 +109,7 @@ def test_what_is_adopted_again_stays_the_same_list() -> None:
 
 
 @st.composite
-def grown(draw: st.DrawFn) -> tuple[AttentionPart, list[Entry], list[Entry]]:
+def grown(draw: st.DrawFn) -> tuple[AttentionPart, Agreed, list[Entry]]:
     """A part that agrees with its first cells; then both grow, perhaps not by the same."""
     made = part(draw(st.integers(1, 4)))
     positions = st.lists(st.integers(0, 6), max_size=5)
@@ -116,6 +118,7 @@ def grown(draw: st.DrawFn) -> tuple[AttentionPart, list[Entry], list[Entry]]:
     start = made.window_start(made.pos_max(0) + 1)
     kept = [e for e in made.entries(0) if e.pos >= start or draw(st.booleans())]
     known = [in_a_cell(e) for e in draw(st.permutations(kept))]
+    before = made.entries(0)
     assert made.difference(0, known) == ([], [])
     new = [Entry(p, 20 + i, p, 0, (0, 0), object()) for i, p in enumerate(draw(positions))]
     for e in new:
@@ -126,25 +129,76 @@ def grown(draw: st.DrawFn) -> tuple[AttentionPart, list[Entry], list[Entry]]:
         del new[at]
     elif new and change == "another":
         new[at] = new[at]._replace(instance=99)
-    return made, known, [*known[change == "a first one gone" :], *new]
+    return made, (before, known), [*known[change == "a first one gone" :], *new]
 
 
 @given(grown())
-def test_what_need_not_be_compared_again_agrees(case: tuple[AttentionPart, list[Entry], list[Entry]]) -> None:
-    made, known, cells = case
+def test_what_need_not_be_compared_again_agrees(case: tuple[AttentionPart, Agreed, list[Entry]]) -> None:
+    made, (before, known), cells = case
     entries = made.entries(0)
-    n = sum(e.instance < 20 for e in entries)
     agree = made.difference(0, cells) == ([], [])
-    if agree_as_before((entries, n, known), entries, cells, rows=True):
+    if agree_as_before((before, known), entries, cells, rows=True):
         assert agree
-    if cells[: len(known)] == known and len(cells) - len(known) == len(entries) - n and agree:
-        assert agree_as_before((entries, n, known), entries, cells, rows=True)
+    if cells[: len(known)] == known and len(cells) - len(known) == len(entries) - len(before) and agree:
+        assert agree_as_before((before, known), entries, cells, rows=True)
 
 
-def test_another_list_is_compared_whatever_it_holds() -> None:
+def test_another_list_is_compared_unless_it_goes_on_from_what_agreed() -> None:
     made = part()
     made.write([0], 0, 10)
     entries = made.entries(0)
     cells = [in_a_cell(entries[0])]
-    assert agree_as_before((entries, 1, cells), entries, cells, rows=True)
-    assert not agree_as_before((entries, 1, cells), list(entries), cells, rows=True)
+    assert agree_as_before((entries, cells), list(entries), cells, rows=True)
+    moved = [entries[0]._replace(pos=1)]
+    assert not agree_as_before((entries, cells), moved, cells, rows=True)
+    assert not agree_as_before((entries, cells), [*entries, moved[0]], cells, rows=True)
+
+
+def test_what_is_written_leaves_the_lists_that_were_held_as_they_were() -> None:
+    made = part()
+    made.write([0], 0, 10)
+    before = made.entries(0)
+    made.write([0], 1, 11)
+    assert [e.instance for e in before] == [10]
+    assert [e.instance for e in made.entries(0)] == [10, 11]
+
+
+# -- what has changed is compared, whichever side it is on -------------------------------------------
+
+
+def settled() -> tuple[Checked, InkCache]:
+    """A memory that agrees with its ledger, and has been compared with it."""
+    checked, memory = world()
+    checked.perform(Op.decode([5, 6], [0, 1], [[0], [0]]))
+    checked.perform(Op.seq_rm(1, -1, -1))
+    return checked, memory
+
+
+def test_cells_that_change_by_themselves_are_found_by_the_next_operation() -> None:
+    checked, memory = settled()
+    memory.cells[0].seq_rm(0, 1, 2)
+    with pytest.raises(CheckError, match="sequence 0 should hold position 1"):
+        checked.perform(Op.seq_rm(1, -1, -1))
+
+
+def test_a_ledger_that_changes_by_itself_is_found_by_the_next_operation() -> None:
+    checked, _ = settled()
+    checked.ledger.parts["kv"].write([0], 2, 99)
+    with pytest.raises(CheckError, match="sequence 0 should hold position 2"):
+        checked.perform(Op.seq_rm(1, -1, -1))
+
+
+def test_rows_that_change_by_themselves_are_found_by_the_next_operation() -> None:
+    checked, memory = settled()
+    assert isinstance(memory.store, InkStore)
+    memory.store.instance[0, 1] = 99
+    with pytest.raises(CheckError, match="instance 99"):
+        checked.perform(Op.seq_rm(1, -1, -1))
+
+
+@pytest.mark.parametrize("name", ["n_live", "_top"])
+def test_books_that_change_by_themselves_are_found_by_the_next_operation(name: str) -> None:
+    checked, memory = settled()
+    setattr(memory.cells[0], name, getattr(memory.cells[0], name) - 1)
+    with pytest.raises(IntegrityError):
+        checked.perform(Op.seq_rm(1, -1, -1))
