@@ -25,6 +25,9 @@ from kvsim.window import window_start
 
 XY = tuple[IntArray, IntArray]
 
+SMALL = 4096
+"""Entries of a mask of which computing each costs less than being clever."""
+
 
 def attention_mask(
     pos: IntArray,
@@ -50,11 +53,21 @@ def attention_mask(
     mask = np.empty((len(row_pos), len(pos)), np.bool_)
     causal = causal or (non_causal is NonCausal.SWA_ONLY and swa_type is SwaType.NONE)
     seqs: list[int] = row_seq.tolist()
+    positions: list[int] = row_pos.tolist()
     for s in set(seqs):
-        rows = np.array([i for i, first in enumerate(seqs) if first == s])
-        p = row_pos[rows]
-        lo, hi = _visible_interval(p.tolist(), swa_type, n_swa, causal, span=non_causal is NonCausal.SWA_FULL)
+        own = [i for i, first in enumerate(seqs) if first == s]
+        lo, hi = _visible_interval(
+            [positions[i] for i in own], swa_type, n_swa, causal, span=non_causal is NonCausal.SWA_FULL
+        )
         owned = _owned(seq, s)
+        if len(own) > 1 and mask.size <= SMALL and cell_xy is None:
+            visible = owned & (pos >= np.array(lo)[:, None]) & (pos <= np.array(hi)[:, None])
+            if len(own) == len(mask):
+                return visible
+            mask[own] = visible
+            continue
+        rows = np.array(own)
+        p = row_pos[rows]
         # Cells at a row's own position depend on the row if they have a place in an image.
         seen_by_all = min(hi) - (cell_xy is not None)
         always = owned & _within(pos, max(lo), seen_by_all)
