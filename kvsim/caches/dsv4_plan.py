@@ -101,7 +101,7 @@ class _Tokens:
         for i, ids in enumerate(ubatch.seq_ids):
             for seq in ids:
                 self.rows[seq].append(i)
-        self.coupled = any(len(ids) > 1 for ids in ubatch.seq_ids)
+        self.coupled = sum(map(len, self.rows.values())) > len(self.pos)
         self.n_seq_tokens = ubatch.n_seq_tokens
 
 
@@ -160,19 +160,21 @@ def _reads(blocks: list[_Block], tokens: _Tokens, shape: CompressorShape) -> Int
 
     A token is read in the ubatch, or else in its sequence's ring. Of a repeated position the last counts.
     """
+    if not blocks:
+        return NONE
     ratio, size, in_rings = shape.ratio, shape.state_size, shape.ring_rows
     nothing = in_rings + len(tokens.pos)
     fresh = {seq: {tokens.pos[i]: in_rings + i for i in tokens.rows[seq]} for seq in {b.seq for b in blocks}}
     read = []
     for back in (ratio, 0) if shape.overlap else (0,):
         for seq, _, start, dummy_pos in blocks:
-            ring, own = shape.stream(seq) * size, fresh[seq]
+            own = fresh[seq]
             if dummy_pos >= 0:
-                read += [own[dummy_pos]] * ratio
+                read.append(np.full(ratio, own[dummy_pos], np.int32))
                 continue
-            window = range(start - back, start - back + ratio)
-            read += [nothing if p < 0 else own.get(p, ring + p % size) for p in window]
-    return _ints(read)
+            window, ring = range(start - back, start - back + ratio), shape.stream(seq) * size
+            read.append(_ints([nothing if p < 0 else own.get(p, ring + p % size) for p in window]))
+    return read[0] if len(read) == 1 else np.concatenate(read)
 
 
 def _persist(tokens: _Tokens, shape: CompressorShape) -> tuple[IntArray, IntArray]:
@@ -180,14 +182,13 @@ def _persist(tokens: _Tokens, shape: CompressorShape) -> tuple[IntArray, IntArra
 
     Of a repeated largest position the first token counts (unlike the reads, where the last does).
     """
-    pos = tokens.pos
+    pos, size = tokens.pos, shape.state_size
     best: dict[int, int] = {}
-    for i, ids in enumerate(tokens.ids):
-        if pos[i] < 0:
-            continue
-        for seq in ids:
-            row = shape.stream(seq) * shape.state_size + pos[i] % shape.state_size
-            if row not in best or pos[i] > pos[best[row]]:
+    for seq, own in tokens.rows.items():
+        ring = shape.stream(seq) * size
+        for i in own:
+            row = ring + pos[i] % size
+            if pos[i] >= 0 and (row not in best or pos[i] > pos[best[row]]):
                 best[row] = i
     rows = sorted(best)
     return _ints([best[row] for row in rows]), _ints(rows)

@@ -15,6 +15,7 @@ Tokens of unfinished blocks wait in the ring of their stream; which rows move wh
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class CompressorShape:
     n_stream: int
     n_rs_seq: int
 
-    @property
+    @cached_property
     def ring_rows(self) -> int:
         """Rows of one plane: the rings of all streams."""
         return self.state_size * self.n_stream
