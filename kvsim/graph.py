@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class GraphCache:
 
     def __init__(self, arch: str) -> None:
         self._arch = arch
-        self._built: dict[bool, dict[str, Any]] = {}
+        self._built: dict[bool, GraphKey] = {}
         self._active: bool | None = None
         self._dropped = "the first graph"
 
@@ -56,29 +56,48 @@ class GraphCache:
         self, ubatch: Ubatch, n_outputs: int, views: Mapping[str, View], causal_attn: bool = True
     ) -> GraphDecision:
         """Reuse the active graph, or remember what a new one is built from."""
-        key = {**graph_key(ubatch, n_outputs, views), "causal_attn": causal_attn}
+        key = graph_key(ubatch, n_outputs, views, causal_attn)
         slot = n_outputs > 0
         reason = self._why_not(slot, key)
         self._built[slot] = key
         self._active = slot
         return GraphDecision(not reason, reason)
 
-    def _why_not(self, slot: bool, key: dict[str, Any]) -> str:
+    def _why_not(self, slot: bool, key: GraphKey) -> str:
         if self._active is None:
             return self._dropped
         if slot != self._active:
             return "the last ubatch had " + ("no outputs" if slot else "outputs") + ", this one not so"
         if self._arch in ALWAYS_REBUILT:
             return ALWAYS_REBUILT[self._arch]
-        old = self._built[slot]
-        for name in [*key, *(name for name in old if name not in key)]:
-            if old.get(name) != key.get(name):
-                return f"{name} {_text(old.get(name))} -> {_text(key.get(name))}"
-        return ""
+        if self._built[slot] == key:
+            return ""
+        old, new = self._built[slot].by_name(), key.by_name()
+        name = next(name for name in {**new, **old} if old.get(name) != new.get(name))
+        return f"{name} {_text(old.get(name))} -> {_text(new.get(name))}"
 
 
-def graph_key(ubatch: Ubatch, n_outputs: int, views: Mapping[str, View]) -> dict[str, Any]:
-    """Everything that must be equal for a graph to be used again, by name."""
+class GraphKey(NamedTuple):
+    """Everything that must be equal for a graph to be used again: what it is bound to of the ubatch, and of each
+    leaf."""
+
+    ubatch: dict[str, Any]
+    leaves: dict[str, dict[str, Any]]
+    causal_attn: bool
+
+    def by_name(self) -> dict[str, Any]:
+        """All of it in one, a leaf's after its name unless it is alone."""
+        alone = len(self.leaves) == 1
+        of_leaves = {
+            name if alone else f"{leaf} {name}": value
+            for leaf, key in self.leaves.items()
+            for name, value in key.items()
+        }
+        return {**self.ubatch, **of_leaves, "causal_attn": self.causal_attn}
+
+
+def graph_key(ubatch: Ubatch, n_outputs: int, views: Mapping[str, View], causal_attn: bool) -> GraphKey:
+    """What the graph of a placed ubatch is bound to."""
     key: dict[str, Any] = {
         "n_tokens": ubatch.n_tokens,
         "n_seq_tokens": ubatch.n_seq_tokens,
@@ -93,10 +112,7 @@ def graph_key(ubatch: Ubatch, n_outputs: int, views: Mapping[str, View]) -> dict
         key["mixed, rows of tokens"] = int(np.count_nonzero(~ubatch.is_embd))
     if ubatch.equal_seqs:
         key["sequences"] = ubatch.seq_id_unq
-    for leaf, view in views.items():
-        for name, value in view.reuse_key().items():
-            key[name if len(views) == 1 else f"{leaf} {name}"] = value
-    return key
+    return GraphKey(key, {leaf: view.reuse_key() for leaf, view in views.items()}, causal_attn)
 
 
 def _text(value: Any) -> str:
