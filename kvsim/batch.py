@@ -29,7 +29,7 @@ from kvsim.seq_order import seen_order
 from kvsim.splitter import Splitter
 
 
-@dataclass
+@dataclass(slots=True)
 class Ubatch:
     """A part of a batch that goes through the graph at once. Rows are in execution order. Take it as read-only:
     every part of a memory gets the same one.
@@ -120,12 +120,13 @@ class Batch:
         return 0 if entries is None else len(entries)
 
     def __post_init__(self) -> None:
+        n = self.n_tokens
         for name in ("embd", "seq_ids", "output", "has_embd"):
             part = getattr(self, name)
-            if part is not None and len(part) != self.n_tokens:
+            if part is not None and len(part) != n:
                 raise CacheUsageError(
-                    f"a batch of {self.n_tokens} entries has {len(part)} {name}; llama.cpp reads past the "
-                    "end: give one per entry, or None"
+                    f"a batch of {n} entries has {len(part)} {name}; llama.cpp reads past the end: give one per "
+                    "entry, or None"
                 )
         for name in ("tokens", "pos"):
             part = getattr(self, name)
@@ -176,6 +177,9 @@ class Batch:
         return cls(tokens=tokens, pos=pos or None, seq_ids=seq_ids, output=output)
 
 
+NOTHING_TO_SPLIT = Splitter([], {})
+
+
 class BatchAllocator:
     """Fills in a batch, validates it and splits it into ubatches (``src/llama-batch.cpp``).
 
@@ -208,7 +212,7 @@ class BatchAllocator:
         self.coupled: dict[tuple[int, int], int] = {}
         self._output: list[bool] = []
         self._rows_of: dict[int, list[int]] = {}
-        self._splitter = Splitter([], {})
+        self._splitter = NOTHING_TO_SPLIT
         self.out_ids: list[int] = []
 
     # -- filling in and validating -------------------------------------------------------------
@@ -327,7 +331,7 @@ class BatchAllocator:
         """All sections: a token at p is at (p, p, p, 0), an embedding where it says (rule A3)."""
         n = len(pos0)
         if self.n_pos_per_embd == 1:
-            self.pos = np.array([pos0], np.int32)
+            self.pos = np.array(pos0, np.int32).reshape(1, -1)
             return
         pos = np.zeros((self.n_pos_per_embd, n), np.int32)
         if batch.pos is not None and len(batch.pos) > n:
@@ -380,8 +384,13 @@ class BatchAllocator:
     def split_all(self, split: Callable[[], Ubatch | None]) -> list[Ubatch] | None:
         """All ubatches of a splitter, or None if it leaves entries over: the batch has no such split."""
         self.split_reset()
-        ubatches = list(iter(split, None))
-        return ubatches if self.all_used else None
+        ubatches = []
+        while not self.all_used:
+            ubatch = split()
+            if ubatch is None:
+                return None
+            ubatches.append(ubatch)
+        return ubatches
 
     def split_simple(self, n: int) -> Ubatch | None:
         """The next up to ``n`` entries as they come (S1). ``n_seqs = n_tokens``, not equal."""
@@ -412,7 +421,10 @@ class BatchAllocator:
 
     def _ubatch(self, rows: Sequence[int], n_seqs: int, equal_seqs: bool) -> Ubatch:
         """The ubatch of these entries, in this order; their outputs go to ``out_ids``."""
-        idx: IntArray = np.array(rows, np.int32)
+        if isinstance(rows, range):
+            idx: IntArray = np.arange(rows.start, rows.stop, dtype=np.int32)
+        else:
+            idx = np.array(rows, np.int32)
         output = [self._output[i] for i in rows]
         self.out_ids += compress(rows, output)
         seq_ids = tuple([self.seq_ids[i] for i in rows])
@@ -433,7 +445,7 @@ class BatchAllocator:
 
     def _contents(self, idx: IntArray) -> tuple[IntArray | None, bool, BoolArray | None]:
         """Tokens, embeddings and which is which; rows of one kind out of a mixed batch are not mixed."""
-        tokens = None if self.tokens is None else self.tokens[idx]
+        tokens = None if self.tokens is None else self.tokens.take(idx)
         if self.is_embd is None:
             return tokens, self.has_embd, None
         is_embd = self.is_embd[idx]
