@@ -20,7 +20,7 @@ from kvsim.memory import IntArray
 from kvsim.models.cache_spec import CacheSpec
 from kvsim.models.context_params import ResolvedContext
 from kvsim.tensors.store import KVStore
-from kvsim.testing.look import NOTHING, Held, Look, look_at, no_ink, numbers_of, prove, together
+from kvsim.testing.look import NOTHING, CacheLook, Held, look_at, no_ink, numbers_of, prove, together
 
 INK_BYTES = 8
 """A key row begins with two int32: the instance and the position it is turned for."""
@@ -74,10 +74,8 @@ class InkCache(KVCache):
 
     def __init__(self, spec: CacheSpec, name: str, store: InkStore | None) -> None:
         super().__init__(spec, name, store)
-        self._looks = [NOTHING] * spec.n_stream
-        self.held: Held = {}
-        self._records: list[dict[str, Any]] = []
-        self._proved: list[Look] = []
+        self._seen = CacheLook([NOTHING] * spec.n_stream)
+        self._proved = self._seen
         self._lay_out()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,35 +96,34 @@ class InkCache(KVCache):
         has_ink = isinstance(self.store, InkStore)
         self._ink = list(self.store.ink) if has_ink else [no_ink(self.size)] * self.n_stream
 
-    def look(self) -> list[Look]:
-        """Look at every stream as it is now, with the rows that it will have once the queued copies have run.
-        Where nothing has changed, looks, ``held`` and pictures stay the same objects."""
+    def look(self) -> CacheLook:
+        """Look at every stream as it is now, with the rows that it will have once the queued copies have run. What
+        has not changed stays the same object."""
         ink = self._ink
         if self.pending_copies:
             ink = list(ink)
             for src, dst in self.pending_copies:
                 ink[dst] = ink[src]
         two_d = self.spec.n_pos_per_embd >= 3
-        looks = [
+        streams = [
             look_at(table, head, two_d, numbers, rows, before)
             for table, head, numbers, rows, before in zip(
-                self.cells, self.heads, self._numbers, ink, self._looks, strict=True
+                self.cells, self.heads, self._numbers, ink, self._seen.streams, strict=True
             )
         ]
-        if looks != self._looks:
-            self._looks, self.held = looks, together(looks)
-            self._records = [look.record for look in looks]
-        return self._looks
+        if streams != self._seen.streams:
+            self._seen = CacheLook(streams)
+        return self._seen
 
     def records(self) -> list[dict[str, Any]]:
-        return self._records
+        return self._seen.records
 
     def check_integrity(self) -> None:
         """The invariants of the streams that have changed."""
-        if self._looks is self._proved:
+        if self._seen is self._proved:
             return
-        for stream, look in enumerate(self._looks):
-            if look not in self._proved:
+        for stream, (look, proved) in enumerate(zip(self._seen.streams, self._proved.streams, strict=True)):
+            if look is not proved:
                 try:
                     prove(self.cells[stream], look)
                 except IntegrityError as err:
@@ -135,13 +132,13 @@ class InkCache(KVCache):
                 raise IntegrityError(
                     f"cache {self.name!r}, stream {stream}: head {self.heads[stream]} is outside"
                 )
-        self._proved = self._looks
+        self._proved = self._seen
 
     def check_everything(self) -> None:
         """All invariants as the reference proves them, and all pictures as it makes them. Raises
         IntegrityError."""
         super().check_integrity()
-        for stream, (record, look) in enumerate(zip(super().records(), self._looks, strict=True)):
+        for stream, (record, look) in enumerate(zip(super().records(), self._seen.streams, strict=True)):
             if record != look.record:
                 raise IntegrityError(
                     f"cache {self.name!r}, stream {stream}: it is {record}, but was seen as {look.record}"
@@ -151,7 +148,6 @@ class InkCache(KVCache):
 def cells_of(cache: KVCache) -> Held:
     """What the cells of a cache hold for every sequence."""
     if isinstance(cache, InkCache):
-        cache.look()
-        return cache.held
+        return cache.look().held
     two_d, ink = cache.spec.n_pos_per_embd >= 3, no_ink(cache.size)
     return together([look_at(table, 0, two_d, numbers_of(table), ink) for table in cache.cells])

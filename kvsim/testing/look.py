@@ -27,6 +27,9 @@ Cell = tuple[int, ...]
 OWNERS = 7
 """Where those begin."""
 
+NOWHERE = (0, 0)
+"""The place of a token that has none."""
+
 HALF_ALIVE = 4
 """Where what a look was made from has the cells that are half alive."""
 
@@ -54,6 +57,32 @@ class Look:
 
 
 NOTHING = Look(())
+
+
+class CacheLook:
+    """All streams of a cache: their looks, and together the picture and what they hold. Never changed, and shared
+    as they are."""
+
+    __slots__ = ("held", "records", "streams")
+
+    def __init__(self, streams: Sequence[Look]) -> None:
+        self.streams = streams
+        self.records = [look.record for look in streams]
+        self.held = together(streams)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CacheLook:
+        return self
+
+
+def together(looks: Sequence[Look]) -> Held:
+    """What all streams hold."""
+    if len(looks) == 1:
+        return looks[0].held
+    held: Held = {}
+    for look in looks:
+        for s, entries in look.held.items():
+            held[s] = held[s] + entries if s in held else entries
+    return held
 
 
 def numbers_of(table: CellTable) -> IntArray:
@@ -99,13 +128,13 @@ def look_at(
 
 
 def _taken_apart(cell: Cell, i: int, two_d: bool, half_alive: bool) -> tuple[Entry | None, list[Any] | None]:
-    pos, shift, tok, x, y, instance, turned, *owners = cell
+    pos, shift, tok, x, y, instance, turned = cell[:OWNERS]
     if pos == -1 and not half_alive:
         return None, None
-    row = [i, pos, ids_of(tuple(owners)), shift, tok, x, y]
+    row = [i, pos, ids_of(cell[OWNERS:]), shift, tok, x, y]
     if pos == -1:
         return None, row
-    return Entry(pos, instance, turned, shift, (y, x) if two_d else (0, 0), object()), row
+    return Entry(pos, instance, turned, shift, (y, x) if two_d else NOWHERE, object()), row
 
 
 _IDS: dict[Any, list[int]] = {}
@@ -132,17 +161,6 @@ def _held(look: Look, before: Look) -> Held:
     for s, entries in held.items():
         if before.held.get(s) == entries:
             held[s] = before.held[s]
-    return held
-
-
-def together(looks: Sequence[Look]) -> Held:
-    """What all streams hold."""
-    if len(looks) == 1:
-        return looks[0].held
-    held: Held = {}
-    for look in looks:
-        for s, entries in look.held.items():
-            held[s] = held[s] + entries if s in held else entries
     return held
 
 

@@ -48,9 +48,8 @@ class Refinement:
 
     def look(self) -> None:
         """See what the cells are now: pictures, proofs and comparisons go by that."""
-        for cache in self.caches.values():
-            cache.look()
-        self._found: dict[str, Held] = {name: self.caches[name].held for name in self._compared}
+        looks = {name: cache.look() for name, cache in self.caches.items()}
+        self._found: dict[str, Held] = {name: looks[name].held for name in self._compared}
 
     def compare(self) -> None:
         """Compare every part and sequence. Raises CheckError at a difference that nothing explains."""

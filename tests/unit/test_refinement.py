@@ -15,7 +15,6 @@ from kvsim.ops import Op
 from kvsim.testing.cache_info import CACHES
 from kvsim.testing.checked import Checked, CheckError
 from kvsim.testing.ink_cache import InkCache, InkStore
-from kvsim.testing.look import together
 from kvsim.testing.refinement import Agreed, agree_as_before
 
 SWA = SwaType.STANDARD
@@ -43,17 +42,17 @@ def world() -> tuple[Checked, InkCache]:
 def test_a_look_at_cells_that_stayed_is_the_one_before() -> None:
     checked, memory = world()
     checked.perform(Op.decode([5, 6], [0, 1], [[0], [0]]))
-    (before,) = memory.look()
-    (now,) = memory.look()
+    (before,) = memory.look().streams
+    (now,) = memory.look().streams
     assert now is before
 
 
 def test_a_cell_that_changes_is_taken_apart_again_and_no_other() -> None:
     checked, memory = world()
     checked.perform(Op.decode([5, 6, 7], [0, 1, 2], [[0], [0], [0]]))
-    (before,) = memory.look()
+    (before,) = memory.look().streams
     memory.seq_rm(0, 2, -1)
-    (now,) = memory.look()
+    (now,) = memory.look().streams
     assert now.held[0] == before.held[0][:2]
     assert all(a is b for a, b in zip(now.held[0], before.held[0], strict=False))
 
@@ -61,11 +60,11 @@ def test_a_cell_that_changes_is_taken_apart_again_and_no_other() -> None:
 def test_a_cell_that_takes_another_token_gives_it_another_row() -> None:
     checked, memory = world()
     checked.perform(Op.decode([5], [0], [[0]]))
-    (first,) = together(memory.look())[0]
+    (first,) = memory.look().held[0]
     checked.perform(Op.seq_rm(0, -1, -1))
     checked.perform(Op.clear(True))
     checked.perform(Op.decode([5], [0], [[0]]))
-    (second,) = together(memory.look())[0]
+    (second,) = memory.look().held[0]
     assert (first.instance, second.instance) == (1, 2)
     assert first.row != second.row
 
@@ -75,8 +74,15 @@ def test_a_copy_of_a_cache_is_looked_at_by_its_own_cells() -> None:
     checked.perform(Op.decode([5, 6], [0, 1], [[0], [0]]))
     twin = copy.deepcopy(memory)
     twin.seq_rm(0, 1, -1)
-    assert [e.pos for e in together(twin.look())[0]] == [0]
-    assert [e.pos for e in together(memory.look())[0]] == [0, 1]
+    assert [e.pos for e in twin.look().held[0]] == [0]
+    assert [e.pos for e in memory.look().held[0]] == [0, 1]
+
+
+def test_what_a_copy_of_a_cache_holds_are_the_rows_of_the_original() -> None:
+    checked, memory = world()
+    checked.perform(Op.decode([5, 6], [0, 1], [[0], [0]]))
+    twin = copy.deepcopy(memory)
+    assert twin.look() is memory.look()
 
 
 # -- what is believed --------------------------------------------------------------------------------
