@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvsim.models.arch import NonCausal
 from kvsim.models.params import SwaType
-from kvsim.tensors.mask import attention_mask, mask_values
+from kvsim.tensors.mask import SMALL, attention_mask, mask_values
 
 
 def masked_swa(kind: SwaType, w: int, p0: int, p1: int) -> bool:
@@ -53,18 +53,22 @@ row = st.tuples(st.integers(-1, 20), st.sampled_from(SEQS), st.integers(0, 2), s
     st.booleans(),
 )
 def test_equals_the_rule(cells, rows, kind, w, causal, non_causal, two_d):
-    seq = np.zeros((2, len(cells)), np.uint64)
-    for j, (_, owners, *_) in enumerate(cells):
-        for s in owners:
-            seq[s // 64, j] |= np.uint64(1 << s % 64)
-    pos, _, x, y = (np.array(c) if i != 1 else c for i, c in enumerate(zip(*cells, strict=True)))
     row_pos, row_seq, row_x, row_y = map(np.array, zip(*rows, strict=True))
-    got = attention_mask(
-        pos.astype(np.int32), seq, row_pos.astype(np.int32), row_seq.astype(np.int32),
-        swa_type=kind, n_swa=w, causal=causal, non_causal=non_causal,
-        cell_xy=(x, y) if two_d else None, row_xy=(row_x, row_y) if two_d else None,
-    )  # fmt: skip
-    assert np.array_equal(got, by_rule(cells, rows, kind, w, causal, non_causal, two_d))
+    wanted = by_rule(cells, rows, kind, w, causal, non_causal, two_d)
+    for n in (len(cells), SMALL + 1):  # a large mask is computed in another way
+        pos, seq = np.full(n, -1, np.int32), np.zeros((2, n), np.uint64)
+        x, y = np.zeros(n, np.int32), np.zeros(n, np.int32)
+        for j, (p, owners, x[j], y[j]) in enumerate(cells):
+            pos[j] = p
+            for s in owners:
+                seq[s // 64, j] |= np.uint64(1 << s % 64)
+        got = attention_mask(
+            pos, seq, row_pos.astype(np.int32), row_seq.astype(np.int32),
+            swa_type=kind, n_swa=w, causal=causal, non_causal=non_causal,
+            cell_xy=(x, y) if two_d else None, row_xy=(row_x, row_y) if two_d else None,
+        )  # fmt: skip
+        assert np.array_equal(got[:, : len(cells)], wanted)
+        assert not got[:, len(cells) :].any()
 
 
 def ints(*values: int) -> np.ndarray:
