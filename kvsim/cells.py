@@ -14,9 +14,9 @@ What each sequence's smallest and largest position are is kept by :mod:`kvsim.se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ from kvsim.errors import CacheUsageError, IntegrityError
 from kvsim.memory import MAX_SEQ, POS_INF, BoolArray, IntArray
 from kvsim.owner_words import Words, bit_of, ids_of_words, only_owner_p1, owned_alone
 from kvsim.seq_ranges import FEW, PositionIndex, SeqRanges, greatest, least
+
+HANDFUL = 64
+"""Cells that cost less one by one than as an array."""
 
 SMALL = 512
 """Cells of which looking at each costs less than being clever."""
@@ -52,6 +55,16 @@ def all_empty(pos: IntArray) -> bool:
     return pos.tolist().count(-1) == len(pos) if len(pos) <= FEW else bool((pos == -1).all())
 
 
+def live_of(cells: IntArray, pos: IntArray) -> IntArray:
+    """Those of ``cells``, which are at ``pos``, that are live."""
+    if len(pos) <= FEW:
+        n_empty = pos.tolist().count(-1)
+        if n_empty in (0, len(pos)):
+            return cells[n_empty:]
+    live: IntArray = cells[pos != -1]
+    return live
+
+
 def ranges(mask: BoolArray) -> list[int]:
     """The cells a mask selects as half-open ranges ``[a, b, c, d, ...]``."""
     padded = np.zeros(len(mask) + 2, np.bool_)
@@ -71,8 +84,7 @@ def index_of(cells: IntArray) -> Index:
     return cells.astype(np.intp)
 
 
-@dataclass(frozen=True)
-class SavedCells:
+class SavedCells(NamedTuple):
     """Position, ext and owners of some cells, for undoing a placement (R18). Shifts are not saved."""
 
     cells: IntArray
@@ -97,6 +109,16 @@ class CellTable:
         self.seq: Words = np.zeros((1, size), np.uint64)
         self._rows = CellRows(ids_of_words)
         self.reset()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CellTable:
+        """Memories are copied to try things on, which is no time to go through all this attribute by attribute."""
+        twin = copy.copy(self)
+        twin.pos, twin.shift, twin.tok = self.pos.copy(), self.shift.copy(), self.tok.copy()
+        twin.x, twin.y, twin.seq = self.x.copy(), self.y.copy(), self.seq.copy()
+        twin._rows, twin._phantom = copy.deepcopy(self._rows), set(self._phantom)
+        twin._ranges, twin._literal = copy.deepcopy(self._ranges), copy.deepcopy(self._literal)
+        twin._kept = twin._ranges if twin._literal is None else twin._literal
+        return twin
 
     def reset(self) -> None:
         """Every field back to the fresh value (R1)."""
@@ -183,6 +205,10 @@ class CellTable:
         """Which cells of [lo, hi) have one owner alone, and lie before the position that ``starts`` gives
         for it."""
         pos = self.pos[lo:hi]
+        if hi - lo <= HANDFUL and len(self.seq) == 1:
+            begins = {1 << s: start for s, start in starts.items()}
+            held = zip(pos.tolist(), self.seq[0, lo:hi].tolist(), strict=True)
+            return np.array([p < begins.get(owners, -POS_INF) for p, owners in held], np.bool_)
         out = np.zeros(hi - lo, np.bool_)
         low = np.flatnonzero(pos < max(starts.values()))
         if len(low):
@@ -208,6 +234,15 @@ class CellTable:
             known = self._ranges.range(s)
             assert known is not None
         return known
+
+    def positions(self, s: int, start: int = 0) -> list[int]:
+        """The positions of ``s`` from ``start`` on, ascending; each as often as cells hold it."""
+        start = max(start, 0)
+        run = self._ranges.run(s) if self._literal is None else None
+        if run is not None:
+            return list(range(max(start, run[0]), run[1]))
+        held: list[int] = self.pos[self.has(s, self.size) & (self.pos >= start)].tolist()
+        return sorted(held)
 
     def by_position(self, s: int) -> tuple[IntArray, IntArray]:
         """Positions and cells of ``s``, sorted by position, then cell: the index llama.cpp keeps."""
@@ -238,36 +273,32 @@ class CellTable:
         for s, rows in _rows_by_sequence(seq_ids):
             word, bit = self._bit_for(s)
             if rows is None:
-                self.seq[word, at] |= bit
+                self.seq[word][at] |= bit
                 ranges.add(s, cells, pos)
             else:
                 mine = cells[rows]
-                self.seq[word, mine] |= bit
+                self.seq[word][index_of(mine)] |= bit
                 ranges.add(s, mine, pos[rows])
         self.n_live += len(cells)
         if self._literal is not None:
             self._note_phantoms(cells, pos)
         self._top = max(self._top, greatest(cells) + 1)
 
-    def set_ext(self, cells: IntArray, tok: Any, x: Any = 0, y: Any = 0) -> None:
+    def set_ext(self, at: IntArray | Index, tok: Any, x: Any = 0, y: Any = 0) -> None:
         """Overwrite token id and 2-D position of cells, empty or not (R5)."""
-        at = index_of(cells)
         self.tok[at] = tok
         self.x[at] = x
         self.y[at] = y
 
     def evict(self, cells: IntArray) -> dict[int, int]:
         """Free those of ``cells`` that are live (R8). Returns per owner the largest position it lost."""
-        held = self.pos[index_of(cells)]
-        if all_empty(held):
-            return {}
+        taken = live_of(cells, self.pos[index_of(cells)])
         lost: dict[int, int] = {}
-        taken = cells[held != -1]
         for s, mine in self._by_owner(taken):
-            pos = self.pos[mine]
+            pos = self.pos[index_of(mine)]
             lost[s] = greatest(pos)
             self._kept.drop(s, mine, pos)
-        self._free(np.sort(taken))
+        self._free(taken)
         return lost
 
     def seq_rm(self, s: int, p0: int, p1: int) -> tuple[IntArray, IntArray]:
@@ -278,8 +309,8 @@ class CellTable:
         at = index_of(lost)
         self._kept.drop_range(s, p0, p1, lost, self.pos[at])
         word, bit = bit_of(s)
-        left = self.seq[word, at] & ~bit
-        self.seq[word, at] = left
+        left = self.seq[word][at] & ~bit
+        self.seq[word][at] = left
         empty = left == 0
         for other in range(len(self.seq)):
             if other != word:
@@ -329,10 +360,10 @@ class CellTable:
             return cells
         word, bit = self._bit_for(dst)
         at = index_of(cells)
-        before = self.seq[word, at]
+        before = self.seq[word][at]
         gained: BoolArray = (before & bit) == 0
         self._kept.share(src, dst, cells, self.pos[at], gained)
-        self.seq[word, at] = before | bit
+        self.seq[word][at] = before | bit
         return cells if np.count_nonzero(gained) == len(cells) else cells[gained]
 
     def pos_add(self, s: int, p0: int, p1: int, delta: int) -> tuple[IntArray, IntArray]:
@@ -403,24 +434,25 @@ class CellTable:
     def save(self, cells: IntArray) -> SavedCells:
         """What :meth:`restore` needs to undo a placement into ``cells`` (R18)."""
         at = index_of(cells)
-        pos, tok, x, y = (field[at].copy() for field in (self.pos, self.tok, self.x, self.y))
+        pos, tok, x, y = self.pos[at].copy(), self.tok[at].copy(), self.x[at].copy(), self.y[at].copy()
         return SavedCells(cells, pos, tok, x, y, self.seq[:, at].copy())
 
     def restore(self, saved: SavedCells) -> None:
         """Put back position, ext and owners (R19). ``shift`` and ``has_shift`` are untouched."""
         cells, at, ranges = saved.cells, index_of(saved.cells), self._kept
-        was_live, is_live = self.pos[at] != -1, saved.pos != -1
-        for s, mine in self._by_owner(cells[was_live]):
-            ranges.drop(s, mine, self.pos[mine])
-        self.n_live += int(np.count_nonzero(is_live)) - int(np.count_nonzero(was_live))
+        was_live, is_live = live_of(cells, self.pos[at]), live_of(cells, saved.pos)
+        for s, mine in self._by_owner(was_live):
+            ranges.drop(s, mine, self.pos[index_of(mine)])
+        self.n_live += len(is_live) - len(was_live)
         if self._phantom:
-            self._phantom -= set(cells[was_live | is_live].tolist())
+            self._phantom.difference_update(was_live.tolist(), is_live.tolist())
         self.pos[at] = saved.pos
-        self.set_ext(cells, saved.tok, saved.x, saved.y)
+        self.set_ext(at, saved.tok, saved.x, saved.y)
         self.seq[: len(saved.seq), at] = saved.seq
-        self.seq[len(saved.seq) :, at] = 0
-        for s, mine in self._by_owner(cells[is_live]):
-            ranges.add(s, mine, self.pos[mine])
+        if len(self.seq) > len(saved.seq):
+            self.seq[len(saved.seq) :, at] = 0
+        for s, mine in self._by_owner(is_live):
+            ranges.add(s, mine, self.pos[index_of(mine)])
         self._top = max(self._top, greatest(cells) + 1)
 
     # -- the parts every operation is made of --------------------------------------------------
@@ -439,20 +471,22 @@ class CellTable:
             return where(self.has(s))
         return where(self._in_range(p0, p1) & self.has(s))
 
-    def _by_owner(self, cells: IntArray) -> Iterator[tuple[int, IntArray]]:
+    def _by_owner(self, cells: IntArray) -> Iterable[tuple[int, IntArray]]:
         """Each owner of some of ``cells``, with those that it owns."""
         if not len(cells):
-            return
-        bits = self.seq[:, cells]
+            return ()
+        at = cells.astype(np.intp)
         if len(cells) <= FEW:
-            owners = list(zip(*bits.tolist(), strict=True))
+            owners = list(zip(*[word[at].tolist() for word in self.seq], strict=True))
             if owners.count(owners[0]) == len(owners):
-                yield from ((s, cells) for s in ids_of_words(owners[0]))
-                return
+                return [(s, cells) for s in ids_of_words(owners[0])]
+        bits = self.seq[:, at]
+        parts = []
         for s in ids_of_words(np.bitwise_or.reduce(bits, axis=1).tolist()):
             word, bit = bit_of(s)
             mine = (bits[word] & bit) != 0
-            yield s, cells if np.count_nonzero(mine) == len(cells) else cells[mine]
+            parts.append((s, cells if np.count_nonzero(mine) == len(cells) else cells[mine]))
+        return parts
 
     def _bit_for(self, s: int) -> tuple[int, np.uint64]:
         """Where the owner bit of ``s`` is, having made room for it: one word until an id of 64 or more appears,
@@ -465,7 +499,8 @@ class CellTable:
         return word, bit
 
     def _free(self, cells: IntArray) -> None:
-        """Live ``cells``, ascending, back to the empty value; the caller has told the ranges."""
+        """Live ``cells``, in an order that :func:`index_of` takes, back to the empty value; the caller has told
+        the ranges."""
         if not len(cells):
             return
         self.n_live -= len(cells)
@@ -556,14 +591,13 @@ class CellTable:
         return self._rows.of(self.occupied(), (self.pos, self.shift, self.tok, self.x, self.y, *self.seq))
 
 
-def _rows_by_sequence(seq_ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int] | None]]:
+def _rows_by_sequence(seq_ids: Sequence[Sequence[int]]) -> Iterable[tuple[int, list[int] | None]]:
     """Each sequence, with the rows of the tokens that belong to it (None: all of them)."""
     first = seq_ids[0]
     if seq_ids.count(first) == len(seq_ids):
-        yield from ((s, None) for s in first)
-        return
+        return [(s, None) for s in first]
     rows: dict[int, list[int]] = {}
     for row, ids in enumerate(seq_ids):
         for s in ids:
             rows.setdefault(s, []).append(row)
-    yield from rows.items()
+    return list(rows.items())

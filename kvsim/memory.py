@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,8 +92,7 @@ class SlotInfo:
         return {"strm": list(self.strm), "idxs": [part.tolist() for part in self.idxs]}
 
 
-@dataclass(frozen=True)
-class PrepareFailure:
+class PrepareFailure(NamedTuple):
     """Why a batch found no place, in the four numbers an operator needs.
 
     ``asked`` tokens of the ubatch that failed, ``free`` empty cells, ``reclaimable`` cells that the
@@ -253,6 +252,10 @@ class Memory(ABC):
     def seq_pos_max(self, seq: int) -> int:
         """Largest position of ``seq``, -1 if it holds none."""
 
+    def seq_range(self, seq: int) -> tuple[int, int]:
+        """:meth:`seq_pos_min` and :meth:`seq_pos_max`."""
+        return self.seq_pos_min(seq), self.seq_pos_max(seq)
+
     @property
     @abstractmethod
     def can_shift(self) -> bool:
@@ -290,7 +293,7 @@ class Memory(ABC):
         for name, leaf in self.leaves().items():
             recurrent = leaf.snapshot_into(name, caches, extra) or recurrent
         self._snapshot_extra(extra)
-        pos = {str(s): [self.seq_pos_min(s), self.seq_pos_max(s)] for s in range(self.n_seq_max)}
+        pos = {str(s): list(self.seq_range(s)) for s in range(self.n_seq_max)}
         return Snapshot(caches, recurrent, pos, extra)
 
     def _snapshot_extra(self, extra: dict[str, Any]) -> None:

@@ -87,6 +87,13 @@ class SeqRanges:
         have = self._extents.get(s)
         return NONE_HELD if have is None else (have.lo, have.hi)
 
+    def run(self, s: int) -> tuple[int, int] | None:
+        """The half-open range of positions that ``s`` has one cell each at, if that is known without looking."""
+        have = self._extents.get(s)
+        if have is None:
+            return 0, 0
+        return (have.lo, have.hi + 1) if have.gapless and s not in self._stale else None
+
     def learn(self, s: int, held: IntArray) -> None:
         """``held`` are the positions of ``s``, looked up in the cells."""
         extent = Extent.of(held)
@@ -105,8 +112,8 @@ class SeqRanges:
             self._extents[s] = new
             return
         apart = new.lo > have.hi or new.hi < have.lo
-        distinct = have.distinct and new.distinct and apart and s not in self._stale
-        self._extents[s] = Extent(min(have.lo, new.lo), max(have.hi, new.hi), have.n + new.n, distinct)
+        have.distinct = have.distinct and new.distinct and apart and s not in self._stale
+        have.lo, have.hi, have.n = min(have.lo, new.lo), max(have.hi, new.hi), have.n + new.n
 
     def drop(self, s: int, cells: IntArray, pos: IntArray) -> None:
         """``cells`` no longer carry ``s``; they were at ``pos``."""

@@ -142,6 +142,9 @@ class CompositeMemory(Memory):
     def seq_pos_max(self, seq: int) -> int:
         return self.parts[self.positions].seq_pos_max(seq)
 
+    def seq_range(self, seq: int) -> tuple[int, int]:
+        return self.parts[self.positions].seq_range(seq)
+
     @property
     def can_shift(self) -> bool:
         """All attention caches can, and are of one size."""

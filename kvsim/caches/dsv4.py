@@ -272,6 +272,10 @@ class DSV4Cache(CompositeMemory):
     def seq_pos_max(self, seq: int) -> int:
         return self.raw.seq_pos_max(seq) if self._is_known(seq) else -1
 
+    def seq_range(self, seq: int) -> tuple[int, int]:
+        last = self.seq_pos_max(seq)
+        return last, last
+
     @property
     def can_shift(self) -> bool:
         return False

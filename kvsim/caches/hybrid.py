@@ -97,6 +97,10 @@ class HybridBase(CompositeMemory):
     def seq_pos_max(self, seq: int) -> int:
         return min(self.attn.seq_pos_max(seq), self.recurrent.seq_pos_max(seq))
 
+    def seq_range(self, seq: int) -> tuple[int, int]:
+        (lo, hi), (first, last) = self.attn.seq_range(seq), self.recurrent.seq_range(seq)
+        return max(lo, first), min(hi, last)
+
     @property
     def can_shift(self) -> bool:
         return self.attn.can_shift

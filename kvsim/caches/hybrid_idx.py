@@ -15,7 +15,7 @@ from typing import Any
 from kvsim.batch import BatchAllocator, Ubatch
 from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.caches.hybrid import HybridBase
-from kvsim.caches.pool_layout import CLEAN, IdxView, all_clean
+from kvsim.caches.pool_layout import CLEAN, IdxView, all_clean, all_stale
 from kvsim.caches.recurrent import RecurrentMemory
 from kvsim.errors import CacheUsageError, StateError
 from kvsim.memory import BatchContext, MemoryContext, SlotInfo, UpdateContext
@@ -136,14 +136,14 @@ class HybridIdx(HybridBase):
         return 0 if self.idx is None or p0 <= self.idx.seq_pos_min(seq) else p0
 
     def _make_stale(self, seq: int, p0: int) -> None:
-        """Lower the staleness of ``seq`` (-1: of every sequence) to ``p0``; without an indexer nothing."""
+        """Lower the staleness of ``seq`` to ``p0``; without an indexer nothing. What concerns every sequence (-1)
+        concerns all that it has."""
         if self.idx is None:
             return
-        p0 = max(p0, 0)
         if seq < 0:
-            self.stale = [min(s, p0) for s in self.stale]
+            self.stale = all_stale()
         else:
-            self.stale[seq] = min(self.stale[seq], p0)
+            self.stale[seq] = min(self.stale[seq], max(p0, 0))
 
     def _rederive_sharing(self) -> None:
         """What was freed may end a sharing that the layout still remembers: every sequence is looked at anew."""
@@ -204,7 +204,7 @@ class IdxBatchContext(BatchContext):
     ) -> None:
         super().__init__(ubatches, memory.leaves(), slots)
         self._memory = memory
-        self._stale = list(memory.stale)
+        self._stale = memory.stale[:]
 
     def apply(self) -> bool:
         done = super().apply()

@@ -17,6 +17,7 @@ from kvsim import window
 from kvsim.batch import BatchAllocator
 from kvsim.caches.attention_leaf import AttentionLeaf
 from kvsim.caches.composite import CompositeMemory, Split
+from kvsim.cells import CellTable
 from kvsim.state import PARTIAL_ONLY, StateReader
 
 
@@ -80,9 +81,8 @@ class WindowPair(CompositeMemory):
 
 def positions(cache: AttentionLeaf, seq: int, start: int = 0) -> list[int]:
     """The positions of ``seq`` from ``start`` on, ascending; each as often as cells hold it."""
-    cells = cache.cells[cache.stream_of(seq)]
-    held: list[int] = cells.pos[cells.has(seq, cells.size) & (cells.pos >= max(start, 0))].tolist()
-    return sorted(held)
+    table: CellTable = cache.cells[cache.stream_of(seq)]
+    return table.positions(seq, start)
 
 
 def lost_to_window(full: AttentionLeaf, swa: AttentionLeaf, seq: int) -> list[int]:

@@ -14,7 +14,6 @@ each on top of the ones before, then undoes them in reverse::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from kvsim.caches import kv_hazards, kv_state
 from kvsim.caches.attention_leaf import AttentionLeaf, Pools
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.slot_search import SlotSearch
-from kvsim.cells import CellTable, SavedCells, all_empty, where
+from kvsim.cells import CellTable, Index, SavedCells, all_empty, index_of, where
 from kvsim.defrag import DefragReport, StreamMoves, defragment, plan_update
 from kvsim.errors import IntegrityError
 from kvsim.events import NO_CELLS, Event
@@ -121,7 +120,7 @@ class KVCache(AttentionLeaf):
             slot = self.find_slot(ubatch, self.contiguous)
             if slot is None:
                 assert self.last_failure is not None
-                self.last_failure = replace(self.last_failure, ubatch=i, n_ubatches=len(ubatches))
+                self.last_failure = self.last_failure._replace(ubatch=i, n_ubatches=len(ubatches))
                 break
             slots.append(slot)
             if i == len(ubatches) - 1 and self._only_fills(slot, ubatch):
@@ -151,7 +150,7 @@ class KVCache(AttentionLeaf):
             return False
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
             cells = self.cells[stream]
-            if cells.is_literal or not all_empty(cells.pos[part]):
+            if cells.is_literal or not all_empty(cells.pos[index_of(part)]):
                 return False
         return True
 
@@ -185,15 +184,16 @@ class KVCache(AttentionLeaf):
         at = 0
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
             table, rows = self.cells[stream], slice(at, at + len(part))
-            pos, seq_ids = ubatch.pos0[rows], ubatch.seq_ids[rows]
-            for s, reach in table.evict(part).items():
-                lost[s] = max(reach, lost.get(s, -1))
+            pos, seq_ids, cells = ubatch.pos0[rows], ubatch.seq_ids[rows], index_of(part)
+            if not all_empty(table.pos[cells]):
+                for s, reach in table.evict(part).items():
+                    lost[s] = max(reach, lost.get(s, -1))
             table.place(part, pos, seq_ids)
             at += len(part)
             if not trial:
-                self._write_ext(table, part, ubatch, rows)
+                self._write_ext(table, cells, ubatch, rows)
                 self._emit("write", stream, part, pos=pos, seqs=seq_ids)
-        purged = {s: cells for s, reach in sorted(lost.items()) if (cells := self._purge(s, reach))}
+        purged = {s: gone for s, reach in sorted(lost.items()) if (gone := self._purge(s, reach))}
         if lost and self.observer is not None and not trial:
             kv_hazards.after_place(self, lost)
         for stream, part in zip(slot.strm, slot.idxs, strict=True):
@@ -203,7 +203,7 @@ class KVCache(AttentionLeaf):
                 self._move_head(stream, int(part[-1]) + 1)
         return purged
 
-    def _write_ext(self, cells: CellTable, part: IntArray, ubatch: Ubatch, rows: slice) -> None:
+    def _write_ext(self, table: CellTable, cells: Index, ubatch: Ubatch, rows: slice) -> None:
         """Token and 2-D position (A2). An embedding ubatch with one position per token writes none, and
         what the cell held before stays visible (cells R16)."""
         if not self.writes_ext(ubatch):
@@ -215,7 +215,7 @@ class KVCache(AttentionLeaf):
             if ubatch.is_embd is not None:
                 tok = np.where(ubatch.is_embd[rows], self.spec.embd_token, tok)
         x, y = (ubatch.pos[2, rows], ubatch.pos[1, rows]) if two_d else (0, 0)
-        cells.set_ext(part, tok, x, y)
+        table.set_ext(cells, tok, x, y)
 
     def writes_ext(self, ubatch: Ubatch) -> bool:
         """Whether placing this ubatch writes token ids and 2-D positions."""
@@ -420,6 +420,10 @@ class KVCache(AttentionLeaf):
     def seq_pos_max(self, seq: int) -> int:
         self.check_seq("seq_pos_max", seq)
         return self.cells[self.stream_of(seq)].seq_pos_max(seq)
+
+    def seq_range(self, seq: int) -> tuple[int, int]:
+        self.check_seq("seq_range", seq)
+        return self.cells[self.stream_of(seq)].seq_range(seq)
 
     # -- saved states, pictures, proof ---------------------------------------------------------
 

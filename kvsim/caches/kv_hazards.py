@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvsim import window
 from kvsim.batch import Ubatch
-from kvsim.cells import all_empty
+from kvsim.cells import all_empty, index_of
 from kvsim.errors import StateError
 from kvsim.memory import IntArray, Memory, SlotInfo
 from kvsim.models.params import RopeType
@@ -76,7 +76,7 @@ def before_place(cache: KVCache, slot: SlotInfo, ubatch: Ubatch) -> None:
     keeps_ext = not cache.writes_ext(ubatch)
     for stream, part in zip(slot.strm, slot.idxs, strict=True):
         table = cache.cells[stream]
-        held = table.pos[part]
+        held = table.pos[index_of(part)]
         if not all_empty(held):
             _warn_of_eviction(cache, stream, part, ubatch)
         if table.is_literal:
@@ -104,8 +104,10 @@ def _warn_of_eviction(cache: KVCache, stream: int, part: IntArray, ubatch: Ubatc
     taken = part[table.pos[part] != -1]
     for s in {s for i in taken.tolist() for s in table.owners(i)}:
         own = _positions(ubatch, s)
+        if not own:
+            continue
         highest = int(table.pos[taken[table.has(s, table.size)[taken]]].max())
-        if own and highest >= _start(cache, min(own)):
+        if highest >= _start(cache, min(own)):
             cache._hazard("eviction-blinds-own-ubatch", stream, seq=s, highest=highest)
 
 

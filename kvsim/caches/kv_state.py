@@ -13,6 +13,7 @@ import numpy as np
 from kvsim import window
 from kvsim.batch import Ubatch
 from kvsim.caches.saved_rows import MisfitError, read_kv_rows, write_kv_rows
+from kvsim.cells import index_of
 from kvsim.errors import StateError
 from kvsim.memory import MAX_SEQ, BoolArray, IntArray, SlotInfo
 
@@ -172,7 +173,7 @@ def _read_seq_cells(
         raise MisfitError(f"no room: {cache.last_failure}")
     cache._place(slot, ubatch)
     if ext:
-        cache.cells[stream].set_ext(slot.idxs[0], table[:, 4], table[:, 2], table[:, 3])
+        cache.cells[stream].set_ext(index_of(slot.idxs[0]), table[:, 4], table[:, 2], table[:, 3])
     return slot
 
 

@@ -10,6 +10,7 @@ aligned to the sequence's first one; Qwen4-exp every P cells in order, whatever 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,9 @@ class SequencePools:
     cells: IntArray
     pools: IntArray
     shared: bool
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SequencePools:
+        return self  # it is made anew where its sequence was edited, and never changed
 
     @property
     def pos_min(self) -> int:
@@ -186,9 +190,14 @@ def _owner_counts(words: object) -> IntArray:
     return np.bitwise_count(words).sum(axis=0)  # type: ignore[call-overload,no-any-return]
 
 
-def all_clean() -> list[int]:
+def all_clean() -> array[int]:
     """Staleness of every possible sequence in a fresh memory."""
-    return [CLEAN] * MAX_SEQ
+    return array("i", (CLEAN,)) * MAX_SEQ
+
+
+def all_stale() -> array[int]:
+    """The same after an edit of everything."""
+    return array("i", (0,)) * MAX_SEQ
 
 
 class IdxView(KVView):

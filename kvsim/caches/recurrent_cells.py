@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvsim.batch import Ubatch
 from kvsim.errors import CacheUsageError, IntegrityError
@@ -70,6 +71,9 @@ class StateCells:
         twin.pos, twin.src, twin.src0 = self.pos[:], self.src[:], self.src0[:]
         twin.tail, twin.owners = self.tail[:], self.owners[:]
         return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateCells:
+        return self.copy()
 
     def cell_of(self, seq: int) -> int:
         """The cell of a sequence, -1 if it has none (or there is no such sequence)."""

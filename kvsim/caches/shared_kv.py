@@ -55,6 +55,9 @@ class SharedKVCache(KVCache):
     def seq_pos_max(self, seq: int) -> int:
         return self.source.seq_pos_max(seq)
 
+    def seq_range(self, seq: int) -> tuple[int, int]:
+        return self.source.seq_range(seq)
+
     def state_write(self, io: StateWriter, seq: int = -1, flags: int = 0) -> None:
         pass
 

@@ -65,8 +65,9 @@ class SlotSearch:
         if n > size:
             return NO_CELLS
         if size <= FIRST_WINDOW:
-            usable = where(self.all_usable())
-            first = int(np.count_nonzero(self.all_usable()[: self._from(n)]))
+            mask = self.all_usable()
+            usable = where(mask)
+            first = int(np.count_nonzero(mask[: self._from(n)]))
             after = usable[first : first + n]
             return after if len(after) == n else np.concatenate((after, usable[:first]))[:n]
         head, missing, found = self._from(n), n, []

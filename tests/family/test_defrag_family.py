@@ -88,7 +88,7 @@ def test_pools_are_made_again_after_a_move(name: str) -> None:
     assert isinstance(memory, HybridIdx)
     assert memory.stale[1] == CLEAN
     assert ctx.update(optimize=True)
-    assert memory.stale == [0] * len(memory.stale)
+    assert list(memory.stale) == [0] * len(memory.stale)
 
 
 def test_holes_in_the_raw_window_of_deepseek4_can_be_filled() -> None:

@@ -11,7 +11,7 @@ from cell_oracle import NaiveCells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.cells import SMALL, CellTable, all_empty, index_of, ranges, where
+from kvsim.cells import HANDFUL, SMALL, CellTable, all_empty, index_of, live_of, ranges, where
 from kvsim.errors import IntegrityError
 from kvsim.memory import POS_INF
 from kvsim.owner_words import ids_of_words, seq_words
@@ -362,6 +362,10 @@ def assert_same(fast: CellTable, naive: NaiveCells) -> None:
     for s in SEQS:
         assert (fast.seq_pos_min(s), fast.seq_pos_max(s)) == (naive.seq_pos_min(s), naive.seq_pos_max(s)), s
         assert fast.has(s, SIZE).tolist() == [s in cell.seq for cell in naive.cells], s
+        held = sorted(cell.pos for cell in naive.cells if s in cell.seq)
+        assert [fast.positions(s, start) for start in (-1, 5)] == [
+            [p for p in held if p >= max(start, 0)] for start in (-1, 5)
+        ], s
         pairs = list(zip(*listed(fast.by_position(s)), strict=True))
         assert pairs == sorted(naive.seq_pos.get(s, ())), s
         assert [fast.seq_pos_tok_le(s, p) for p in range(-1, 14)] == [
@@ -399,9 +403,10 @@ def test_r21_equals_the_table_written_cell_by_cell_with_positions_of_minus_one(
 def test_passed_cells_have_one_owner_and_lie_before_its_start(
     cells: list[tuple[int, set[int]]], starts: dict[int, int]
 ) -> None:
-    t = table(*((i, pos, tuple(ids)) for i, (pos, ids) in enumerate(cells)))
     wanted = [len(ids) == 1 and pos < starts.get(next(iter(ids)), -99) for pos, ids in cells]
-    assert t.passed(0, len(cells), starts).tolist() == wanted
+    for size in (len(cells), HANDFUL + 1):  # few cells are looked at one by one
+        t = table(*((i, pos, tuple(ids)) for i, (pos, ids) in enumerate(cells)), size=size)
+        assert t.passed(0, size, starts).tolist() == wanted + [False] * (size - len(cells))
 
 
 # -- the small parts ---------------------------------------------------------------------------
@@ -410,6 +415,14 @@ def test_passed_cells_have_one_owner_and_lie_before_its_start(
 @given(st.sets(st.integers(0, 255)))
 def test_ids_survive_the_owner_words(ids: set[int]) -> None:
     assert ids_of_words(seq_words(ids, 4)) == sorted(ids)
+
+
+@pytest.mark.parametrize(
+    "pos", [[-1, -1], [3, 4], [-1, 3, -1, 4], [3] * FEW + [-1], [-1] * (FEW + 1), [3] * 99]
+)
+def test_live_cells_are_those_with_a_position(pos: list[int]) -> None:
+    cells = np.arange(10, 10 + len(pos), dtype=np.int32)
+    assert live_of(cells, ints(*pos)).tolist() == [10 + i for i, p in enumerate(pos) if p != -1]
 
 
 @given(st.lists(st.booleans(), max_size=12))
@@ -466,10 +479,14 @@ def test_r8_few_and_many_evicted_cells_are_told_by_owner(n: int) -> None:
 def test_a_copy_goes_its_own_way(lowest: int) -> None:
     """Also where positions were negative and llama.cpp's own index is kept (R21)."""
     t = table((0, lowest, (0,)), (1, 3, (0, 1)), (2, 4, (1,)))
+    before = t.rows()
     twin = copy.deepcopy(t)
     twin.place(ints(5), ints(9), [(0,)])
+    twin.set_ext(ints(0, 1), 7, 8, 9)
+    twin.pos_add(0, 3, 4, 2)
     twin.seq_rm(1, *EVERY)
     twin.check_integrity()
+    assert t.rows() == before
     assert (t.used, t.seq_pos_max(0), t.seq_pos_max(1), t.sequences()) == (3, 3, 4, [0, 1])
     assert (twin.used, twin.seq_pos_max(0), twin.sequences()) == (3, 9, [0])
 
