@@ -126,7 +126,8 @@ class Watcher:
         if rule is not None:
             self.facts[f"batch:{rule}"] += 1
         if op.op == "decode" and answer == 0:
-            self.facts.update(_batch_facts(op.args))
+            for fact in _batch_facts(op.args):
+                self.facts[fact] += 1
 
 
 def _said(op: Op, answer: int | str | None) -> str:
