@@ -72,15 +72,16 @@ class Watched:
     """A page in a context of its own, with an empty cache, whose clock begins with its first request."""
 
     def __init__(self, opened: Any, url: str, ready: str) -> None:
-        """Go to ``url``; it is ready once an element ``ready`` is there."""
+        """Go to ``url``; it is ready once an element ``ready`` is there to be seen."""
         self._context = opened.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
         self._context.set_default_timeout(PATIENCE_MS)
         self.page = self._context.new_page()
         self.page.add_init_script(BEGIN)
         self.page.goto(url)
-        self.ready = self._seconds(THERE, ready)
+        there = self._seconds(THERE, ready)
         painted = self.page.wait_for_function(PAINTED, polling="raf").json_value()
         self.painted = float(painted) / 1000
+        self.ready = max(there, self.painted)  # an element can be there a moment before anything is drawn
         """Seconds until something was drawn, and until the page was ready."""
 
     def act(self, act: Any, seen: str) -> float:
