@@ -90,14 +90,29 @@ class DSV4Cache(CompositeMemory):
                 "tokens shared by several sequences cannot be copied in a quantised cache; llama.cpp aborts. "
                 "Use an f16 cache, or decode the tokens once and copy the sequence"
             )
-        if any(ring.pending_copies for ring in self.rings.values()):
-            # what ends it while it prepares must show before the update has run the copies
+        if self._update_waits():  # what ends it while it prepares must show before the update is done
             for leaf in self.leaves().values():
                 leaf.check_update()
-            for split in self.splits(batch, n_ubatch, output_all):  # several streams: there is one way
+            for split in self.splits(batch, n_ubatch, output_all):
                 ubatches = batch.split_all(split)
-                if ubatches is not None:
-                    self._plans(ubatches, [per_sequence(ubatch) for ubatch in ubatches])
+                if ubatches is None:
+                    continue
+                raw_ubatches = [per_sequence(ubatch) for ubatch in ubatches]
+                self._plans(ubatches, raw_ubatches)
+                if self._has_room(raw_ubatches):
+                    break  # no other split will be tried
+
+    def _update_waits(self) -> bool:
+        """Whether copies or shifts will be done before a batch is prepared."""
+        if any(ring.pending_copies for ring in self.rings.values()):
+            return True
+        caches = (self.raw.base, self.raw.swa, *self.compressed.values())
+        return any(cache.pending_copies or cache.has_shift for cache in caches)
+
+    def _has_room(self, raw_ubatches: Sequence[Ubatch]) -> bool:
+        """Whether both raw caches find slots, tried on copies."""
+        trial = self.raw.copy_metadata()
+        return all(leaf.prepare(raw_ubatches) for leaf in trial.leaves().values())
 
     def copy_metadata(self) -> Self:
         """As of every memory; the rings' rows are left out too."""
@@ -128,8 +143,7 @@ class DSV4Cache(CompositeMemory):
                 check_unplaced(ubatch)
             plans = {shape: ring.plans(ubatches, self.rs_idx) for shape, ring in shapes.items()}
         except CacheUsageError:
-            trial = self.raw.copy_metadata()
-            if all(leaf.prepare(raw_ubatches) for leaf in trial.leaves().values()):
+            if self._has_room(raw_ubatches):
                 raise
             return {}
         return {name: plans[ring.shape] for name, ring in self.rings.items()}

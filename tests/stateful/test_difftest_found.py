@@ -196,3 +196,23 @@ def test_a_dirty_row_that_a_ubatch_moves_is_dirty_where_it_comes_to_lie() -> Non
     ):  # fmt: skip
         checked.perform(op)
     assert [event.detail for event in checked.events] == [{"id": "fresh-state-not-zero", "seqs": [0]}]
+
+
+def test_a_batch_whose_plan_cannot_be_made_leaves_a_pending_shift_pending() -> None:
+    """DeepSeek-V4: a partial state is restored alone, its window cell falls below 0, and what is pending is the mark
+    of a shift. llama.cpp ends while it prepares the batch, after the update that would have done it."""
+    info = CACHES["dsv4"]
+    config = cramped(next(config for config in info.configs if config.name == "one-sequence"))
+    checked = Checked(info, config)
+    for op in (
+        one(0, 0), Op.state_seq_get(0, 15, 1), Op.seq_rm(0), Op.state_seq_set(0, 15, 1), Op.seq_add(0, -1, -1, -5)
+    ):  # fmt: skip
+        checked.perform(op)
+    swa = checked.memory.leaves()["raw.swa"]
+    assert isinstance(swa, KVCache)
+    assert swa.has_shift
+    assert checked.perform(Op.decode([42, 43, 44], [-1, 0, 1], [[0]] * 3, [0] * 3)) is None
+    assert "compressors cannot be computed" in str(checked.refusal)
+    assert swa.has_shift
+    assert checked.perform(one(0, 0)) == 0
+    assert not swa.has_shift
