@@ -24,7 +24,8 @@ from kvsim.caches import kv_hazards, kv_state
 from kvsim.caches.attention_leaf import AttentionLeaf, Pools
 from kvsim.caches.kv_view import KVView
 from kvsim.caches.slot_search import SlotSearch
-from kvsim.cells import CellTable, Index, SavedCells, all_empty, index_of, where
+from kvsim.cell_index import Index, all_empty, index_of, where
+from kvsim.cells import CellTable, SavedCells
 from kvsim.defrag import DefragReport, StreamMoves, defragment, plan_update
 from kvsim.errors import IntegrityError
 from kvsim.events import NO_CELLS, Event

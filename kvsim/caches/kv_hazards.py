@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvsim import window
 from kvsim.batch import Ubatch
-from kvsim.cells import all_empty, index_of
+from kvsim.cell_index import all_empty, index_of
 from kvsim.errors import StateError
 from kvsim.memory import IntArray, Memory, SlotInfo
 from kvsim.models.params import RopeType

@@ -13,7 +13,7 @@ import numpy as np
 from kvsim import window
 from kvsim.batch import Ubatch
 from kvsim.caches.saved_rows import MisfitError, read_kv_rows, write_kv_rows
-from kvsim.cells import index_of
+from kvsim.cell_index import index_of
 from kvsim.errors import StateError
 from kvsim.memory import MAX_SEQ, BoolArray, IntArray, SlotInfo
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.batch import Ubatch
 from kvsim.caches.attention_leaf import AttentionView
-from kvsim.cells import ranges
+from kvsim.cell_index import ranges
 from kvsim.memory import BoolArray, IntArray, SlotInfo
 from kvsim.tensors.mask import attention_mask
 

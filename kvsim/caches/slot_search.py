@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from kvsim import window
-from kvsim.cells import CellTable, ranges, where
+from kvsim.cell_index import ranges, where
+from kvsim.cells import CellTable
 from kvsim.memory import BoolArray, IntArray, PrepareFailure
 from kvsim.models.params import SwaType
 

@@ -11,7 +11,8 @@ from cell_oracle import NaiveCells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.cells import HANDFUL, SMALL, CellTable, all_empty, index_of, live_of, ranges, where
+from kvsim.cell_index import SMALL, all_empty, index_of, live_of, ranges, where
+from kvsim.cells import HANDFUL, CellTable
 from kvsim.errors import IntegrityError
 from kvsim.memory import POS_INF
 from kvsim.owner_words import ids_of_words, seq_words
