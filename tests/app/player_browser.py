@@ -53,9 +53,8 @@ class Tabs:
 
     def _new(self) -> Page:
         page = self._browser.new_context().new_page()
-        page.set_default_timeout(
-            PATIENCE_MS
-        )  # a busy machine takes its time; nothing waits longer than it must
+        # a busy machine takes its time; nothing waits longer than it must
+        page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         return page
 
